@@ -24,8 +24,7 @@ from deltalake import DeltaTable
 from tidemark.core.binding import Binding, BindingRecord, Configuration, Owner, Step, decide_mint
 from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint
 from tidemark.core.checksum import Digest
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Committed, Put
 from tidemark.core.seal import Decision, Part, Past, Seal, ShardParts, decide_seal
 from tidemark.delta.control import DeltaControl

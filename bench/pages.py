@@ -28,13 +28,11 @@ from tidemark.app.tasks import open_pipeline, reclock
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checkpoint import Checkpoint, TableMark
 from tidemark.core.checksum import Digest
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.ledger import LINK, UPPER, Committed, Put
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
+from tidemark.core.ledger import LINK, UPPER, Committed, Event, JournalEntry, Put
+from tidemark.core.log import LogEntry
 from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Decision, Evidence, Part, Seal, ShardParts, Staged, touch_mark
-from tidemark.core.shard import LogEntry
 from tidemark.delta.log import parts_folder
 from tidemark.pipeline.context import Attempt
 from tidemark.sources.files.manifest import BoundFile, Manifest

@@ -43,16 +43,13 @@ from tidemark.config.load import load_pipeline
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checkpoint import Checkpoint, TableMark
 from tidemark.core.checksum import Digest
-from tidemark.core.cuts import Cut
-from tidemark.core.frontier import Frontier
 from tidemark.core.history import BOUND, HISTORY_MARKS, SEALED
-from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
 from tidemark.core.lease import LEASE_MARKS, HolderToken, Lease, Tenure
-from tidemark.core.ledger import LINK, UPPER, Committed, Put
-from tidemark.core.publish import Published, StateCommit
+from tidemark.core.ledger import LINK, UPPER, Committed, Event, JournalEntry, Put
+from tidemark.core.log import LogEntry
+from tidemark.core.publish import Cut, Published, StateCommit
 from tidemark.core.seal import Decision, Evidence, Part, Seal, ShardParts, Staged, touch_mark
-from tidemark.core.shard import LogEntry
 from tidemark.delta.checkpoint import make_checkpoint
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.delta.log import parts_folder

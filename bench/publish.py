@@ -28,9 +28,9 @@ from pyspark.sql.types import StructType
 from tests.support.sealing import sealed_put
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.log import LogEntry
 from tidemark.core.publish import Published
 from tidemark.core.seal import Part
-from tidemark.core.shard import LogEntry
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
 from tidemark.delta.state_files import DIGEST, KEY

@@ -31,9 +31,8 @@ from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Put
-from tidemark.core.listing import Limits
+from tidemark.core.log import Limits, entry_of
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
-from tidemark.core.shard import entry_of
 from tidemark.delta.log import parts_folder
 from tidemark.spark.parts import stats_of
 from tidemark.spark.session import build_session

@@ -26,8 +26,7 @@ from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checkpoint import Checkpoint, decide_checkpoint
 from tidemark.core.checksum import Digest
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy
 from tidemark.core.seal import Decision, Part, Past, Seal, ShardParts, decide_seal
 from tidemark.pipeline.context import Pipeline, settle

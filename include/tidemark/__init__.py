@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TidemarkError,
     )
     from tidemark.core.lease import LeaseLost
-    from tidemark.core.listing import Limits, Truncated
+    from tidemark.core.log import Limits, Truncated
     from tidemark.core.reading import Frozen
 
 __version__ = "0.1.0"
@@ -77,13 +77,13 @@ _MODULES: Final = {
     "InvalidUsage": "tidemark.core.errors",
     "InvariantViolation": "tidemark.core.errors",
     "LeaseLost": "tidemark.core.lease",
-    "Limits": "tidemark.core.listing",
+    "Limits": "tidemark.core.log",
     "PipelineConfig": "tidemark.config",
     "Problem": "tidemark.config",
     "RunResult": "tidemark.app.publish",
     "TidemarkError": "tidemark.core.errors",
     "Together": "tidemark.app.views",
-    "Truncated": "tidemark.core.listing",
+    "Truncated": "tidemark.core.log",
     "View": "tidemark.app.views",
     "load_pipeline": "tidemark.app.workspace",
     "open_errors": "tidemark.app.views",

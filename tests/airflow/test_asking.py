@@ -18,7 +18,7 @@ from tidemark.airflow.operators import UpsertOperator, ValidateOperator, options
 from tidemark.app.job import perform
 from tidemark.config import load_pipeline
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Opinion
 from tidemark.pipeline.decide import skip

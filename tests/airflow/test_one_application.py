@@ -17,7 +17,7 @@ from tidemark.app.job import Order, perform
 from tidemark.app.tasks import SparkNeeded
 from tidemark.core.binding import Configuration
 from tidemark.core.ids import WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Opinion, Staged
 from tidemark.pipeline.context import Pipeline
 

@@ -34,9 +34,8 @@ from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Decision, Part, Seal, Sealed, ShardParts
 from tidemark.pipeline.context import Attempt, note
 

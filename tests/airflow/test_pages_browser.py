@@ -23,8 +23,8 @@ from tests.support.waiting import wait_until
 from tidemark.app.consume import leases_of
 from tidemark.app.tasks import open_pipeline
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
 from tidemark.core.lease import HolderToken
+from tidemark.core.ledger import Event
 from tidemark.core.reading import lease_name
 from tidemark.pipeline.context import note
 

@@ -22,9 +22,8 @@ from tidemark.core.binding import Owner
 from tidemark.core.checksum import Digest
 from tidemark.core.generation import Candidate, correction_seal
 from tidemark.core.ids import QUARANTINE, Txn, WriterToken
-from tidemark.core.journal import Event
 from tidemark.core.lease import HolderToken
-from tidemark.core.ledger import UPPER, Put
+from tidemark.core.ledger import UPPER, Event, Put
 from tidemark.core.seal import Part, ShardParts
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, note
 from tidemark.pipeline.ingest import gather

@@ -24,7 +24,7 @@ from tidemark.airflow.operators import (
 from tidemark.airflow.replay import ReplayOperator
 from tidemark.app.job import perform
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Opinion
 from tidemark.pipeline.decide import accept
 from tidemark.pipeline.repair import repair

@@ -16,7 +16,7 @@ from tidemark.cli import app as cli
 from tidemark.cli.app import MODULES, app, commands_of
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn
-from tidemark.core.shard import CaughtUp, Paused
+from tidemark.core.log import CaughtUp, Paused
 from tidemark.pipeline.upsert import LogReport
 
 PIPELINE = """\

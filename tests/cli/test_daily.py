@@ -23,14 +23,13 @@ from tidemark.app.deployment import Deployment, new_token
 from tidemark.app.status import status_of
 from tidemark.cli.app import app
 from tidemark.config import load_pipeline
-from tidemark.core.alarms import Limits, alarms_of, limits_in
 from tidemark.core.binding import Binding, Owner
 from tidemark.core.checksum import Digest, Digests
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Part, ShardParts, Staged
-from tidemark.core.status import Input
+from tidemark.core.status import Input, Limits, alarms_of, limits_in
 from tidemark.core.text import seconds_in, span
 from tidemark.delta.log import parts_folder
 from tidemark.pipeline.context import Attempt, note

@@ -18,8 +18,7 @@ from tidemark.cli import doctor
 from tidemark.cli.app import app
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Frontier, Txn
 
 
 def test_version_is_printed() -> None:

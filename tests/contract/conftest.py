@@ -13,7 +13,7 @@ from tests.contract.helpers import Scripted
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tests.support.memory.ledger import Fault, MemoryLedger, MemoryLedgerView
 from tests.support.s3 import ObjectStore
-from tidemark.core.journal import JournalEntry
+from tidemark.core.ledger import JournalEntry
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.delta.records import journal_codec

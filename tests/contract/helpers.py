@@ -11,10 +11,8 @@ from deltalake.schema import PrimitiveType
 from tests.support.memory.ledger import Fault
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import Indeterminate
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.ledger import UPPER, CommitOutcome, Committed, Head, Put
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
+from tidemark.core.ledger import UPPER, CommitOutcome, Committed, Event, Head, JournalEntry, Put
 from tidemark.ports.control import Ledger
 
 SHARDS = (ShardId("orders"), ShardId("parties"))

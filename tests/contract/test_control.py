@@ -9,14 +9,13 @@ from tests.support.memory.plane import Files, MemoryPlane
 from tests.support.memory.source import MemorySource, SourceRecord
 from tidemark.core.binding import Binding, Claim, Configuration, Owner
 from tidemark.core.checksum import Digest
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
 from tidemark.core.lease import SINCE, HolderToken, Lease
 from tidemark.core.ledger import UPPER, Committed, Conflict, Put
+from tidemark.core.log import LogEntry
 from tidemark.core.publish import Published, StateCommit
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Part
-from tidemark.core.shard import LogEntry
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.run import run
 from tidemark.ports.control import Control

@@ -8,8 +8,7 @@ from tests.contract.conftest import Place
 from tests.contract.helpers import Lossy, entry, put_next
 from tests.support.memory.ledger import Fault
 from tidemark.core.errors import InvariantViolation
-from tidemark.core.journal import JournalEntry
-from tidemark.core.ledger import GENERATION, UPPER, Committed, Conflict, Head, Put
+from tidemark.core.ledger import GENERATION, UPPER, Committed, Conflict, Head, JournalEntry, Put
 from tidemark.pipeline.context import settle
 from tidemark.ports.control import Ledger
 

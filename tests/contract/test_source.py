@@ -11,7 +11,7 @@ import pytest
 from tests.contract.helpers import SHARDS, Scripted, binding
 from tests.support.memory.ledger import Fault
 from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
-from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Frontier
 from tidemark.ports.source import Source
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.contract.helpers import entry, put_next
-from tidemark.core.journal import JournalEntry
+from tidemark.core.ledger import JournalEntry
 from tidemark.delta.deletion_vectors import Descriptor, Rows, encoded, encoded85
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.delta.records import journal_codec

@@ -16,7 +16,7 @@ from tidemark.core.checkpoint import Checkpoint, TableMark
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import FORMAT, Event, JournalEntry
+from tidemark.core.ledger import FORMAT, Event, JournalEntry
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
 from tidemark.delta import ledger as ledger_module
 from tidemark.delta.records import Codec, Row, checkpoints_codec, history_codec, journal_codec

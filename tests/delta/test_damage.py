@@ -21,8 +21,7 @@ from tests.contract.helpers import LOG_SCHEMA
 from tests.delta.helpers import entry, log_entries, open_journal, put_next, record_files
 from tests.support.waiting import SECONDS_MAX
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.journal import JournalEntry
-from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.ledger import UPPER, Committed, JournalEntry, Put
 from tidemark.delta.commit import entry_bytes
 from tidemark.delta.records import write_file
 from tidemark.delta.store import Store

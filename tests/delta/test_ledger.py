@@ -14,8 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from tests.delta.helpers import entry, log_entries, open_journal, put_next, record_files
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
-from tidemark.core.journal import CHAIN, FORMAT
-from tidemark.core.ledger import UPPER, Committed, Conflict, Put
+from tidemark.core.ledger import CHAIN, FORMAT, UPPER, Committed, Conflict, Put
 from tidemark.delta import table
 from tidemark.delta.commit import COMMIT_SECONDS_MAX
 from tidemark.delta.ledger import DeltaLedger

@@ -14,9 +14,9 @@ from tests.contract.helpers import LOG_SCHEMA
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import UPPER, Committed, Conflict, Put
+from tidemark.core.log import LogEntry, UpperMismatch, decide_append
 from tidemark.core.seal import Part
 from tidemark.core.shape import Shape
-from tidemark.core.shard import LogEntry, UpperMismatch, decide_append
 from tidemark.delta.log import DeltaLog, parts_folder
 from tidemark.delta.schema import properties_of
 

@@ -13,8 +13,7 @@ import pytest
 
 from tests.delta.helpers import open_journal, put_next, record_files
 from tests.support.state_table import SCHEMA, Hand
-from tidemark.core.journal import JournalEntry
-from tidemark.core.ledger import Committed
+from tidemark.core.ledger import Committed, JournalEntry
 from tidemark.delta import table as table_module
 from tidemark.delta.commit import entry_path, file_folder
 from tidemark.delta.ledger import DeltaLedger

@@ -13,7 +13,7 @@ from tests.support import ROOT
 from tests.support.airflow import CANARY, SHARD, TASKS, Project, Stack, first_txns
 from tests.support.tables import bound_files
 from tests.support.waiting import wait_until
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 
 RED = r"shard:orders: recorded (\d+) rows with digest ([\w./]+), found (\d+) rows with digest ([\w./]+)"
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server, pytest.mark.slow]

@@ -18,7 +18,7 @@ from tidemark.app.generation import Generations
 from tidemark.app.tasks import open_pipeline, reclock
 from tidemark.core.binding import Owner
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.ledger import Event, JournalEntry
 from tidemark.core.seal import Decision
 from tidemark.pipeline.context import Attempt, note
 

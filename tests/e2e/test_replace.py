@@ -10,7 +10,7 @@ import yaml
 from scripts.local_airflow.embedded import USER
 from tests.support.airflow import SHARD, Stack
 from tests.support.waiting import wait_until
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Decision
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.server]

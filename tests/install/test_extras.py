@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tidemark.core.errors import InvalidUsage
-from tidemark.core.extras import EXTRAS, MissingExtra, require
+from tidemark.core.errors import EXTRAS, InvalidUsage, MissingExtra, require
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -101,7 +100,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
 WORKS = """
 import json, tidemark
 from importlib.util import find_spec
-from tidemark.core.extras import EXTRAS
+from tidemark.core.errors import EXTRAS
 
 names = [name for name in tidemark.__all__ if getattr(tidemark, name) is None]
 there = [name for names in EXTRAS.values() for name in names if find_spec(name) is not None]
@@ -196,7 +195,7 @@ def test_an_extra_brings_the_modules_that_are_asked_for(extra: str) -> None:
 
 
 def test_an_extra_that_is_missing_is_an_import_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemark.core.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("tidemark.core.errors.find_spec", lambda _: None)
     with pytest.raises(ImportError) as found:
         require("kafka")
     assert isinstance(found.value, MissingExtra)

@@ -34,7 +34,7 @@ from tidemark.app.deployment import new_token
 from tidemark.core.binding import Owner
 from tidemark.core.ids import WriterToken
 from tidemark.core.lease import HolderToken, LeaseLost
-from tidemark.core.listing import Limits
+from tidemark.core.log import Limits
 from tidemark.core.reading import lease_name
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline.consume import Range, Reading, ShardReader

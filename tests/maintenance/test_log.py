@@ -42,7 +42,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken, Tenure
-from tidemark.core.listing import Limits
+from tidemark.core.log import Limits
 from tidemark.core.maintenance import Leftover
 from tidemark.core.reading import lease_name
 from tidemark.core.replay import Replayable

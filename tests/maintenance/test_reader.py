@@ -18,8 +18,8 @@ from tidemark.app.deployment import new_token
 from tidemark.core.binding import Owner
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
 from tidemark.core.lease import HolderToken
+from tidemark.core.ledger import Event
 from tidemark.core.reading import Frozen, lease_name
 from tidemark.core.seal import Part
 from tidemark.delta.parts import DeltaParts

@@ -22,7 +22,7 @@ from tidemark.app.deployment import new_token
 from tidemark.app.views import View
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.listing import Truncated
+from tidemark.core.log import Truncated
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
 from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState

@@ -16,7 +16,7 @@ import pytest
 from tests.support.postgres_pipeline import CONN_ID, ITEMS, ITEMS_SCHEMA, Rig, attempt
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Frontier
 from tidemark.pipeline.reclock import mint
 from tidemark.sources.files.manifest import PARTITION
 from tidemark.sources.postgres import change_files, copy

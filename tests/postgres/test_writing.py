@@ -30,7 +30,7 @@ from tests.support.light import unpacked
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Step
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Frontier
 from tidemark.sources.files.manifest import PARTITION, Manifest
 from tidemark.sources.postgres import change_files
 from tidemark.sources.postgres.capture import Capture, Start

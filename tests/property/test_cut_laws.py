@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tests.support.memory.ledger import Crash, Fault, MemoryLedger
 from tests.support.memory.world import Script
-from tidemark.core import cuts as core_cuts
+from tidemark.core import publish as core_cuts
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import ShardId, Txn, WriterToken

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidemark.core.fold import Change, Key, fold, too_late, visible
-from tidemark.core.frontier import Position
-from tidemark.core.ids import TXN_NONE, Txn
+from tidemark.core.ids import TXN_NONE, Position, Txn
 
 keys = st.tuples(st.sampled_from([None, "", "a"]), st.sampled_from([None, 1]))
 values = st.one_of(st.none(), st.integers(0, 9))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.memory.ledger import Fault
 from tests.support.memory.world import Script, World, rec
 from tidemark.core.binding import Configuration, Owner, Step, decide_mint
-from tidemark.core.frontier import Frontier, FrontierRegressed, Position, checked_successor
+from tidemark.core.ids import Frontier, FrontierRegressed, Position, checked_successor
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.pipeline.reclock import mint
 

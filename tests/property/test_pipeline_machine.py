@@ -18,12 +18,11 @@ from tests.support.attempts import ingest, validate
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import World, head_of, newest, rec
 from tidemark.core.errors import Determinate
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn
-from tidemark.core.journal import Event
+from tidemark.core.ids import Frontier, ShardId, Txn
+from tidemark.core.ledger import Event
+from tidemark.core.log import LogEntry, Paused
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Opinion, Seal, Staged, skip_of
-from tidemark.core.shard import LogEntry, Paused
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.run import run

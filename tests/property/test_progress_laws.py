@@ -9,8 +9,8 @@ from tidemark.core.checkpoint import Checkpoint, TableMark, decide_checkpoint, f
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import Head, Put
+from tidemark.core.log import Appended, CaughtUp, LogEntry, decide_append, next_append
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
-from tidemark.core.shard import Appended, CaughtUp, LogEntry, decide_append, next_append
 
 SHARDS = (ShardId("a"), ShardId("b"), ShardId("c"))
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemark.core.ids import Txn
-from tidemark.core.listing import ReadPlan, plan_read
+from tidemark.core.log import ReadPlan, plan_read
 from tidemark.core.reading import Fetch, ReadAccount, ReadTxn
 from tidemark.core.seal import Part
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests.reading.campaign import WAIT_SECONDS_MAX
 from tests.support.shelf import SHARD, deployed
 from tidemark.app.consume import Batch, Consumer
-from tidemark.core.listing import Limits
+from tidemark.core.log import Limits
 from tidemark.spark import views
 
 STOPS, RAISES = "stops", "raises"

@@ -19,7 +19,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.lease import HolderToken
-from tidemark.core.listing import Limits
+from tidemark.core.log import Limits
 from tidemark.core.publish import StateCommit
 from tidemark.core.reading import Frozen, lease_name
 from tidemark.delta.parts import DeltaParts

@@ -23,9 +23,9 @@ from tidemark.app.consume import Batch, Consumer, leases_of
 from tidemark.app.deployment import new_token
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
 from tidemark.core.lease import LeaseLost
-from tidemark.core.listing import Limits
+from tidemark.core.ledger import Event
+from tidemark.core.log import Limits
 from tidemark.core.reading import Frozen
 from tidemark.pipeline.consume import skip_for_consumer
 from tidemark.pipeline.publish import publish

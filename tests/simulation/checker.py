@@ -12,7 +12,7 @@ from tests.simulation.world import SHARDS, World
 from tests.support.memory.source import SourceRecord
 from tidemark.core.binding import Binding
 from tidemark.core.fold import Change
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Seal
 

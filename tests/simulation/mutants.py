@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 import greenlet
 
-from tidemark.core import checkpoint, reading, shard
+from tidemark.core import checkpoint, log, reading
 from tidemark.core.checkpoint import Acknowledged, FlushPosition
 from tidemark.core.ids import ShardId
 from tidemark.core.ledger import Committed, Put
+from tidemark.core.log import Appended, UpperMismatch
 from tidemark.core.reading import Fetch
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Lost, Sealed
-from tidemark.core.shard import Appended, UpperMismatch
 from tidemark.pipeline import ingest, upsert
 
 
@@ -61,7 +61,7 @@ def upper_read_once() -> Iterator[None]:
 def append_decides_without_a_seal() -> Iterator[None]:
     """Each attempt appends its own parts, whoever has won the seal."""
     mine: dict[tuple[object, int], Any] = {}
-    commit_staged, entry_of = upsert.commit_staged, shard.entry_of
+    commit_staged, entry_of = upsert.commit_staged, log.entry_of
 
     def remember(pipeline: Any, attempt: Any, staged: Any, finding: Any, **kwargs: Any) -> Any:
         mine[(greenlet.getcurrent(), staged.txn)] = upsert.seal_of(staged, generation=0, held={})
@@ -74,7 +74,7 @@ def append_decides_without_a_seal() -> Iterator[None]:
 
     with (
         patch.object(upsert, "commit_staged", remember),
-        patch.object(shard, "entry_of", own_entry),
+        patch.object(log, "entry_of", own_entry),
         patch.object(upsert, "drop_lost", lambda *args: None),
     ):
         yield

@@ -20,10 +20,9 @@ from tests.support.memory.ledger import Crash
 from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.fold import fold, visible
-from tidemark.core.history import LogLost
+from tidemark.core.history import Forked, LogLost, decide_recovery, plan_recovery
 from tidemark.core.ids import Txn
 from tidemark.core.ledger import UPPER
-from tidemark.core.recovery import Forked, decide_recovery, plan_recovery
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision
 from tidemark.pipeline.context import Attempt

@@ -21,9 +21,9 @@ from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import HolderToken, Lease
 from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.log import LogEntry, entry_of, next_append
 from tidemark.core.reading import effect_key
 from tidemark.core.seal import Seal, decide_seal
-from tidemark.core.shard import LogEntry, entry_of, next_append
 from tidemark.pipeline import history
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.history import epoch_of, losses

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.explore import explore, simulate
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.world import World
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 
 SEEDS = 12_000
 CHUNKS = 4

@@ -15,8 +15,7 @@ from tests.sources.harness import Landing
 from tests.support.memory.control import MemoryControl
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import InvariantViolation
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Frontier, Txn
 from tidemark.sources.files import bound_files
 from tidemark.sources.files.bound_files import BoundFiles
 from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest

@@ -20,7 +20,7 @@ from tests.sources.harness import Landing, files_of
 from tests.support.memory.control import MemoryControl
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Frontier
 from tidemark.sources.files.content import packing_flaw, read_content
 from tidemark.sources.files.listing import is_temporary, matcher
 from tidemark.sources.files.manifest import Manifest

@@ -14,7 +14,7 @@ from tests.contract.helpers import binding
 from tidemark.config import KafkaSource
 from tidemark.core.binding import Step
 from tidemark.core.errors import Determinate, InvariantViolation
-from tidemark.core.frontier import Frontier, FrontierRegressed, checked_successor
+from tidemark.core.ids import Frontier, FrontierRegressed, checked_successor
 from tidemark.core.ledger import UPPER, Head
 from tidemark.sources.kafka.cluster import Topic
 from tidemark.sources.kafka.manifest import KafkaManifest

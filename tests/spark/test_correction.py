@@ -19,8 +19,8 @@ from tidemark.core.errors import InvariantViolation
 from tidemark.core.generation import Correction
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import Committed
+from tidemark.core.log import LogEntry
 from tidemark.core.seal import Staged
-from tidemark.core.shard import LogEntry
 from tidemark.pipeline import publish as step
 from tidemark.spark.correction import Dead
 

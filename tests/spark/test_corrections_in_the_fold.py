@@ -11,8 +11,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.state import SHARD, Row, StateRig, gone, ordered
 from tidemark.core.fold import Change, fold, visible
-from tidemark.core.frontier import Position
-from tidemark.core.ids import TXN_NONE, Txn
+from tidemark.core.ids import TXN_NONE, Position, Txn
 from tidemark.pipeline.publish import verify_state
 
 pytestmark = pytest.mark.spark

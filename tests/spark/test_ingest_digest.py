@@ -17,8 +17,7 @@ from tidemark.core.checksum import ENCODING, SOURCE, Digest
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.fold import Change
 from tidemark.core.fold import fold as core_fold
-from tidemark.core.frontier import Position
-from tidemark.core.ids import Txn, WriterToken
+from tidemark.core.ids import Position, Txn, WriterToken
 from tidemark.sources.files.content import BLOCK_BYTES, line_place
 from tidemark.sources.files.manifest import BoundFile
 from tidemark.spark.digest import digest_of, partials, row_hash

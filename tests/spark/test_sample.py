@@ -18,7 +18,7 @@ from tests.support.ingest import KV, TABLE, Rig, make_rig
 from tidemark.app.deployment import Deployment
 from tidemark.app.tasks import differing_rows, replay_range
 from tidemark.core.binding import Binding
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.replay import Difference, Verdict
 from tidemark.core.seal import Part
 from tidemark.sources.files.source import FileSource

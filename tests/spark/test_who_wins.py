@@ -10,8 +10,7 @@ from pyspark.sql import SparkSession
 
 from tidemark.core.checksum import Digest
 from tidemark.core.fold import Change, fold
-from tidemark.core.frontier import Position
-from tidemark.core.ids import TXN_NONE, Txn
+from tidemark.core.ids import TXN_NONE, Position, Txn
 from tidemark.delta import overlay
 from tidemark.delta.index import Hits
 from tidemark.delta.index_runs import RECORD

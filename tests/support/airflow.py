@@ -36,7 +36,7 @@ from tests.support.tables import Row, bodies_of, bound_files, rows_of
 from tests.support.waiting import SECONDS_MAX, wait_until
 from tidemark.app.tasks import open_pipeline
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.journal import JournalEntry
+from tidemark.core.ledger import JournalEntry
 from tidemark.core.seal import Seal
 from tidemark.runtime.home import jars_folder
 from tidemark.spark.session import SHORT_JOBS

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Configuration, Owner
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
 from tidemark.core.seal import Staged
 from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
 from tidemark.spark.plane import SparkPlane

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import GENERATION, LINK, UPPER, Head, Put
+from tidemark.core.log import LogEntry
 from tidemark.core.seal import Decision, Seal, ShardParts, touch_mark
-from tidemark.core.shard import LogEntry
 from tidemark.pipeline.context import Pipeline, settle
 from tidemark.ports.control import Control
 

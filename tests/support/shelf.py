@@ -16,8 +16,8 @@ from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import LINK, UPPER, Committed, Put
+from tidemark.core.log import entry_of
 from tidemark.core.seal import Decision, Part, Seal, ShardParts, touch_mark
-from tidemark.core.shard import entry_of
 from tidemark.delta.log import parts_folder
 from tidemark.spark.parts import stats_of
 

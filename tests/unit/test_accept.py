@@ -12,7 +12,7 @@ from tests.support.memory.world import World, rec, simple
 from tests.unit.test_overrule import Forgetful
 from tests.unit.test_steps_as_tasks import Run, Scripted
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Decision
 from tidemark.pipeline.decide import accept
 from tidemark.pipeline.ingest import gather

@@ -9,21 +9,26 @@ from pathlib import Path
 import pytest
 
 from tidemark.config import load_pipeline
-from tidemark.core.alarms import KINDS, Alarm, Limits, alarms_of, decide_notices, limits_in
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_NONE, WriterToken
-from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.ledger import Event, JournalEntry
 from tidemark.core.status import (
+    KINDS,
     LOST,
+    Alarm,
     Blocked,
     CandidateStatus,
     Input,
+    Limits,
     Proof,
     Quarantined,
     SourceStatus,
     Stalled,
     Status,
     Times,
+    alarms_of,
+    decide_notices,
+    limits_in,
 )
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)

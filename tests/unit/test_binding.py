@@ -15,8 +15,7 @@ from tidemark.core.binding import (
     owned_in,
 )
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.frontier import Frontier, FrontierRegressed, Position
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Frontier, FrontierRegressed, Position, Txn
 from tidemark.core.ledger import UPPER, Head, Put
 
 OWNER = Owner("run1")

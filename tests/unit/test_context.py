@@ -8,7 +8,7 @@ from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import Script, World, rec
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Pipeline, binding_at, note, seal_at
 

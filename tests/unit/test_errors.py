@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.frontier import FrontierRegressed
-from tidemark.core.ids import Txn
+from tidemark.core.ids import FrontierRegressed, Txn
 from tidemark.core.replay import DataDiffers, Finding, InputGone, Verdict
 from tidemark.core.seal import Fenced
 

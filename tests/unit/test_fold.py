@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemark.core.fold import Change, Sequence, fold, too_late, visible
-from tidemark.core.frontier import Position
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Position, Txn
 
 
 def change(

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.ledger import Event, JournalEntry
 from tidemark.core.reading import Freeze, Frozen, open_freeze
 
 ORDERS = ShardId("orders")

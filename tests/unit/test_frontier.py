@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.frontier import Frontier, FrontierRegressed, Position, checked_successor
+from tidemark.core.ids import Frontier, FrontierRegressed, Position, checked_successor
 
 
 def test_a_partition_that_a_frontier_does_not_know_stands_at_zero() -> None:

@@ -6,8 +6,18 @@ import pytest
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.journal import FORMAT, Event, JournalEntry, check_chain, check_format, decide_note, link
-from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.ledger import (
+    FORMAT,
+    UPPER,
+    Event,
+    Head,
+    JournalEntry,
+    Put,
+    check_chain,
+    check_format,
+    decide_note,
+    link,
+)
 
 HEAD = Head(2, {UPPER: 3})
 LINK_OF_X = 6549375376067865553

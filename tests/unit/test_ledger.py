@@ -9,7 +9,7 @@ from tests.support.memory.world import Script
 from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import GENERATION, UPPER, Committed, Conflict, Head, Put
-from tidemark.core.shard import LogEntry
+from tidemark.core.log import LogEntry
 
 
 def put(number: int, *, upper: int | None = None, token: str = "t") -> Put[LogEntry, None]:

@@ -11,7 +11,7 @@ import pytest
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.listing import Condition, Limits, ListedTxn, LogFile, cut_batch, list_txns
+from tidemark.core.log import Condition, Limits, ListedTxn, LogFile, cut_batch, list_txns
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
 
 A, B = ShardId("a"), ShardId("b")

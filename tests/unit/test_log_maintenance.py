@@ -6,7 +6,7 @@ import pytest
 
 from tidemark.core.ids import Txn
 from tidemark.core.ledger import Head, Put
-from tidemark.core.listing import LogFile
+from tidemark.core.log import LogFile
 from tidemark.core.maintenance import (
     BYTES_FULL,
     COMPACTION,

@@ -13,7 +13,7 @@ from tests.support.memory.world import A, B, Script, World, rec
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.replay import DataDiffers
 from tidemark.core.seal import Decision, Opinion, Staged
 from tidemark.pipeline.context import Pipeline

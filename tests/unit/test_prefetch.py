@@ -11,7 +11,7 @@ from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import A, AtOnce, Script, World, rec
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.replay import InputGone
 from tidemark.pipeline.maintain import sweep
 from tidemark.pipeline.run import run

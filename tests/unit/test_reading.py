@@ -6,7 +6,7 @@ import pytest
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Txn
-from tidemark.core.listing import NotYet, ReadPlan, plan_read
+from tidemark.core.log import NotYet, ReadPlan, plan_read
 from tidemark.core.reading import Deliverable, Fetch, MissingPart, ReadAccount, ReadTxn
 from tidemark.core.seal import Part
 

@@ -11,7 +11,7 @@ from tests.support.memory.world import Script, World, rec
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Staged
 from tidemark.pipeline.context import ATTEMPTS_MAX, Attempt, Pipeline
 from tidemark.pipeline.ingest import gather, refusal_of

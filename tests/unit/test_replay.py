@@ -9,8 +9,7 @@ import pytest
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checksum import SOURCE, Digest
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
 from tidemark.core.replay import (
     Action,
     DataDiffers,

@@ -10,7 +10,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Evidence, Part, ShardParts, Staged
-from tidemark.core.summary import step_sentence
+from tidemark.core.text import step_sentence
 from tidemark.pipeline.validate import Gated, Judged
 from tidemark.ports.plane import Opinion
 

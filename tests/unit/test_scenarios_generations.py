@@ -19,11 +19,11 @@ from tidemark.core.fold import fold, visible
 from tidemark.core.generation import Candidate, CandidateState, PromotionOpen, Superseded, is_from_file
 from tidemark.core.history import HistoryLost
 from tidemark.core.ids import QUARANTINE, Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import ExpectationsFailed, InputGone, Verdict
 from tidemark.core.seal import Decision, Fenced
-from tidemark.core.summary import quarantined_in
+from tidemark.core.text import quarantined_in
 from tidemark.pipeline.candidates import candidates, last_reread
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.decide import accept, release, set_watermark_back, skip

@@ -13,12 +13,11 @@ from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.world import A, B, Script, World, head_of, rec
 from tests.support.sealing import announce_generation
 from tidemark.core.binding import Binding
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ids import Frontier, Txn, WriterToken
+from tidemark.core.ledger import Event
+from tidemark.core.log import Appended, CaughtUp, UpperMismatch, entry_of
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Fenced, Lost, Sealed, SealOutcome, Staged
-from tidemark.core.shard import Appended, CaughtUp, UpperMismatch, entry_of
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.ingest import gather

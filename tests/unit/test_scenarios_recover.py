@@ -12,10 +12,9 @@ from tests.support.memory.state import MemoryStatePlane
 from tests.support.memory.versions import MemoryStates
 from tests.support.memory.world import A, B, Script, World, rec
 from tidemark.core.errors import Determinate, InvariantViolation
-from tidemark.core.history import Recovery
+from tidemark.core.history import Forked, Recovery
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
-from tidemark.core.recovery import Forked
+from tidemark.core.ledger import Event
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision
 from tidemark.pipeline.decide import skip

@@ -16,12 +16,11 @@ from tests.support.memory.world import A, B, Script, World, newest, rec
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.frontier import Frontier, Position
-from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
+from tidemark.core.ids import Frontier, Position, Txn
+from tidemark.core.ledger import Event
+from tidemark.core.log import Paused
 from tidemark.core.replay import DataDiffers, Finding, InputGone, Verdict
 from tidemark.core.seal import Decision, Lost, Opinion, Past, Sealed, Staged, skip_of
-from tidemark.core.shard import Paused
 from tidemark.pipeline.checkpoint import checkpoint, table_mark
 from tidemark.pipeline.reclock import reclock
 from tidemark.pipeline.run import replay, run

@@ -12,8 +12,7 @@ from tests.support.memory.source import MemorySource, MemorySourceView, SourceRe
 from tests.support.memory.world import A, Script, World, rec
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate
-from tidemark.core.frontier import Frontier, FrontierRegressed, Position
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Frontier, FrontierRegressed, Position, Txn
 from tidemark.core.replay import InputGone, Replayable, Verdict
 from tidemark.pipeline import replay
 from tidemark.pipeline.reclock import reclock

@@ -13,7 +13,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
 from tidemark.core.seal import Decision, Part, Seal, ShardParts
-from tidemark.core.summary import Proof, RunFacts, counted, named, run_sentence, step_sentence, waiting_text
+from tidemark.core.text import Proof, RunFacts, counted, named, run_sentence, step_sentence, waiting_text
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.decide import skip
 from tidemark.pipeline.ingest import gather

@@ -9,7 +9,7 @@ from tests.support.memory.world import Script
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
-from tidemark.core.shard import LogEntry
+from tidemark.core.log import LogEntry
 from tidemark.pipeline.context import ATTEMPTS_MAX, settle
 
 Ledger = MemoryLedger[LogEntry]

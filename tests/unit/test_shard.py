@@ -10,8 +10,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import LINK, UPPER, Head, Put
-from tidemark.core.seal import Decision, Part, Seal, ShardParts
-from tidemark.core.shard import (
+from tidemark.core.log import (
     Appended,
     AppendOutcome,
     CaughtUp,
@@ -24,6 +23,7 @@ from tidemark.core.shard import (
     entry_of,
     next_append,
 )
+from tidemark.core.seal import Decision, Part, Seal, ShardParts
 
 A, B = ShardId("a"), ShardId("b")
 

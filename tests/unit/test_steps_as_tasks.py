@@ -12,7 +12,7 @@ from tests.support.memory.world import A, B, Script, World, newest, rec, simple
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.replay import ExpectationsFailed, InputGone, Verdict
 from tidemark.core.seal import Decision, Lost, Opinion, Sealed, Staged
 from tidemark.pipeline.checkpoint import checkpoint

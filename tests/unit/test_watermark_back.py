@@ -15,7 +15,7 @@ from tests.support.memory.world import Script, World, rec
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Staged
 from tidemark.core.text import sequence_number, sequence_text
 from tidemark.pipeline.context import Pipeline, watermark_below

@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemark.core.extras import require
+from tidemark.core.errors import require
 
 require("airflow")
 

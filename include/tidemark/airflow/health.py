@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.operators import ControlOperator
-from tidemark.core.alarms import Alarm
+from tidemark.core.status import Alarm
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HealthOperator(ControlOperator):
-    """Check for alarms (`tidemark.core.alarms`). The task fails with the alarms that are not reported yet and
+    """Check for alarms (`tidemark.core.status`). The task fails with the alarms that are not reported yet and
     the remedy for each. It is skipped while reported alarms continue, and succeeds if there is none.
 
     Airflow notifies people of failures: give `on_failure_callback` a notifier. The journal records reported

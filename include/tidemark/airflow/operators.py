@@ -23,7 +23,7 @@ from tidemark.airflow.pages.registry import PUBLISH, marked
 from tidemark.airflow.steps import SparkStepOperator, end_with_reason, failure, order_of, provide_connection
 from tidemark.app.job import Order
 from tidemark.core.errors import InvalidUsage, TidemarkError
-from tidemark.core.summary import named, named_in, short, step_sentence
+from tidemark.core.text import named, named_in, short, step_sentence
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

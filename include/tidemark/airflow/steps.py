@@ -46,7 +46,7 @@ from tidemark.app.job import (
 from tidemark.config import KafkaSource, load_pipeline
 from tidemark.config.source import PostgresSource
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, TidemarkError
-from tidemark.core.summary import step_sentence
+from tidemark.core.text import step_sentence
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context

@@ -32,7 +32,7 @@ from tidemark.app.workspace import open_deployment
 from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.lease import LEASE_MARKS, HolderToken, Lease, LeaseLost
-from tidemark.core.listing import Condition, Limits
+from tidemark.core.log import Condition, Limits
 from tidemark.core.reading import Frozen, consumer_of, effect_key, lease_name, open_freeze
 from tidemark.delta.parts import DeltaParts
 from tidemark.delta.records import leases_codec

@@ -18,9 +18,9 @@ from tidemark.core.binding import Owner
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import Candidate
 from tidemark.core.ids import TXN_NONE, ShardId, Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
+from tidemark.core.log import Paused, UpperRelation
 from tidemark.core.replay import DataDiffers, ExpectationsFailed
-from tidemark.core.shard import Paused, UpperRelation
 from tidemark.pipeline import candidates, decide
 from tidemark.pipeline.context import Attempt, note
 from tidemark.pipeline.ingest import Progress, gather_open, no_progress, upper_relation

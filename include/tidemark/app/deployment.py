@@ -19,8 +19,7 @@ from tidemark.config import PipelineConfig
 from tidemark.config.discovered_tables import Columns, new_columns, uses_source_schemas, with_new_columns
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checksum import Digests
-from tidemark.core.errors import InvariantViolation
-from tidemark.core.extras import MissingExtra
+from tidemark.core.errors import InvariantViolation, MissingExtra
 from tidemark.core.generation import Candidate, PromotionOpen, Superseded, is_from_file
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.publish import Policy

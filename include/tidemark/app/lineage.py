@@ -32,7 +32,7 @@ from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.ids import QUARANTINE, ShardId
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.publish import published_txn
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Seal, Sealed

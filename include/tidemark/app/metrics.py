@@ -26,11 +26,10 @@ from typing import Any, Final, Protocol
 from tidemark import __version__
 from tidemark.app.deployment import Deployment
 from tidemark.app.transactions import decided_by, step_seconds
-from tidemark.core.alarms import Alarm
 from tidemark.core.ids import TXN_NONE
 from tidemark.core.seal import Lost, Seal, Sealed
-from tidemark.core.status import Status
-from tidemark.core.summary import quarantined_in
+from tidemark.core.status import Alarm, Status
+from tidemark.core.text import quarantined_in
 from tidemark.pipeline.context import Attempt, binding_at
 from tidemark.pipeline.run import RunReport
 

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeVar
 from tidemark.app.deployment import Deployment
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import QUARANTINE, ShardId
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.publish import Published
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Evidence
-from tidemark.core.summary import ranges, short
+from tidemark.core.text import ranges, short
 from tidemark.pipeline.announce import Announcement
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.publish import last_published

@@ -20,30 +20,32 @@ from typing import Final
 from tidemark.app.deployment import Deployment
 from tidemark.config import KafkaSource, PipelineConfig
 from tidemark.config.source import PostgresSource
-from tidemark.core.alarms import Alarm, Notices, alarms_of, decide_notices
-from tidemark.core.frontier import Frontier
 from tidemark.core.generation import current
 from tidemark.core.history import CopiedWarehouse
-from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn
-from tidemark.core.journal import Event
+from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, Frontier, ShardId, Txn
 from tidemark.core.lease import since_of
+from tidemark.core.ledger import Event
+from tidemark.core.log import Paused
 from tidemark.core.publish import published_txn
 from tidemark.core.replay import Replayable
 from tidemark.core.seal import Decision
-from tidemark.core.shard import Paused
 from tidemark.core.status import (
     COPIED,
     LOST,
+    Alarm,
     Blocked,
     CandidateStatus,
     Input,
+    Notices,
     Proof,
     Quarantined,
     ShardStatus,
     SourceStatus,
     Status,
+    alarms_of,
+    decide_notices,
 )
-from tidemark.core.summary import quarantined_in
+from tidemark.core.text import quarantined_in
 from tidemark.pipeline.checkpoint import holding_back, paused_shards, stalls
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, last_binding, note, unfinished
 from tidemark.pipeline.history import LOGS_LOOKED_AT, losses, require_home

@@ -33,7 +33,7 @@ from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import TidemarkError
 from tidemark.core.generation import GRACE_SECONDS
 from tidemark.core.ids import QUARANTINE, ShardId, Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.replay import Difference, Finding, Verdict
 from tidemark.core.seal import Seal
 from tidemark.pipeline.announce import Announcement, announcements, note_overruled

@@ -15,17 +15,17 @@ from tidemark.app.status import waiting_input
 from tidemark.core.binding import Binding
 from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Evidence, Seal
-from tidemark.core.summary import (
+from tidemark.core.text import (
     Proof,
     RunFacts,
     applied_in,
+    plain,
     quarantined_in,
     run_sentence,
     waiting_text,
 )
-from tidemark.core.text import plain
 from tidemark.pipeline.announce import announcement_of
 from tidemark.pipeline.context import Attempt, Pipeline, attempts_at, attempts_of, binding_at
 from tidemark.pipeline.ingest import found_by

@@ -20,7 +20,7 @@ from tidemark.app.workspace import open_deployment
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.lease import since_of
-from tidemark.core.listing import Truncated
+from tidemark.core.log import Truncated
 from tidemark.core.publish import Published
 from tidemark.pipeline.candidates import last_reread
 from tidemark.pipeline.listing import readable_upper

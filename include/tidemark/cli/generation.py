@@ -21,8 +21,7 @@ from tidemark.cli.shared import (
 )
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import GRACE_SECONDS
-from tidemark.core.summary import numbers
-from tidemark.core.text import span
+from tidemark.core.text import numbers, span
 
 if TYPE_CHECKING:
     from tidemark.app.generation import Generations, Pair

@@ -17,7 +17,7 @@ from tidemark.cli.shared import (
     print_json,
     say,
 )
-from tidemark.core.summary import numbers
+from tidemark.core.text import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

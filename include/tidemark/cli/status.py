@@ -19,9 +19,8 @@ from tidemark.cli.shared import (
     print_table,
     say,
 )
-from tidemark.core.alarms import alarms_of, limits_in
-from tidemark.core.summary import numbers
-from tidemark.core.text import moment, span
+from tidemark.core.status import alarms_of, limits_in
+from tidemark.core.text import moment, numbers, span
 
 if TYPE_CHECKING:
     from tidemark.core.status import CandidateStatus, Input, ShardStatus, SourceStatus, Status

@@ -88,7 +88,7 @@ def show_passed_over(deployment: Deployment) -> None:
 
 def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dict[Txn, tuple[str, ...]]:
     """The warnings of expectations with `action: warn`, for each transaction that this run sealed."""
-    from tidemark.core.journal import Event
+    from tidemark.core.ledger import Event
     from tidemark.core.seal import Sealed
     from tidemark.pipeline.validate import judged_in
 

@@ -21,10 +21,10 @@ from tidemark.config.rules import pipeline_flaws
 from tidemark.config.shard import ShardConfig
 from tidemark.config.source import Debezium, PostgresSource, SourceConfig
 from tidemark.config.tables import Tables, shard_name_of
-from tidemark.core.alarms import BEHIND, CANDIDATE, QUARANTINE, REPLAYABLE, STALLED, WAL, Limits, limit
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
 from tidemark.core.shape import Shape
+from tidemark.core.status import BEHIND, CANDIDATE, QUARANTINE, REPLAYABLE, STALLED, WAL, Limits, limit
 
 
 def _limit(kind: str) -> Callable[[str], str]:

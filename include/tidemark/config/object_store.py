@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tidemark.config.paths import is_uri
-from tidemark.core.errors import InvalidUsage
-from tidemark.core.extras import require
+from tidemark.core.errors import InvalidUsage, require
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -20,10 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.frontier import Frontier, Position, checked_successor
-from tidemark.core.ids import TXN_FIRST, Txn
-from tidemark.core.journal import link
-from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.ids import TXN_FIRST, Frontier, Position, Txn, checked_successor
+from tidemark.core.ledger import UPPER, Head, Put, link
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class Binding:
     """The number of recoveries of the history when it was bound."""
     lost: bool = False
     """Whether its binding was lost: its number is named elsewhere, so it can't be used again. It reads
-    nothing; its input is bound again under another number (`core.recovery`)."""
+    nothing; its input is bound again under another number (`core.history`)."""
     promotes: int = 0
     """The generation that this transaction promotes; it has no input (`core.generation`). 0 for any other."""
     grace_seconds: float = 0.0

@@ -11,9 +11,16 @@ family                 meaning                                   what to do
 
 A lost race is not an error: it is a returned value (`UpperMismatch`, `Lost`). A message is a lowercase fact
 with its values; the hint is the remedy.
+
+The base of the package reads pipeline files and control tables. Code that needs an optional library calls
+`require` before it imports anything, so that the error names the extra to install.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Final
 
 
 class TidemarkError(Exception):
@@ -52,3 +59,27 @@ def _rebuilt(kind: type[TidemarkError], fact: str, hint: str, fields: dict[str, 
     TidemarkError.__init__(error, fact, hint=hint)
     error.__dict__.update(fields)
     return error
+
+
+EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "airflow": ("airflow",),
+    "kafka": ("confluent_kafka",),
+    "postgres": ("psycopg",),
+    "quality": ("great_expectations",),
+    "s3": ("obstore",),
+    "spark": ("pyspark",),
+}
+"""The modules that each extra has to bring; pyproject.toml has the packages."""
+
+
+class MissingExtra(InvalidUsage, ImportError):
+    """A library that is not part of the base is not installed."""
+
+
+def require(extra: str) -> None:
+    """Raise `MissingExtra` unless every module of an extra can be imported. Imports nothing."""
+    for module in EXTRAS[extra]:
+        if find_spec(module) is None:
+            raise MissingExtra(
+                f"{module} is not installed", hint=f"install the extra: pip install 'tidemark[{extra}]'"
+            )

@@ -23,8 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tidemark.core.frontier import Position
-from tidemark.core.ids import TXN_NONE, Txn
+from tidemark.core.ids import TXN_NONE, Position, Txn
 
 Key = tuple[object, ...]
 Sequence = int | str | None

@@ -26,7 +26,7 @@ from typing import Final, Literal
 
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import Head, Put
-from tidemark.core.listing import LogFile
+from tidemark.core.log import LogFile
 from tidemark.core.seal import Part
 
 COMPACTION: Final = "compaction"

@@ -35,9 +35,8 @@ from typing import Final
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, checked_name, next_txn
-from tidemark.core.journal import Event, JournalEntry
 from tidemark.core.lease import Lease, LeaseState
-from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.ledger import UPPER, Event, Head, JournalEntry, Put
 from tidemark.core.seal import Part
 
 CANDIDATE: Final = "candidate"

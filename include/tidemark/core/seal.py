@@ -30,8 +30,7 @@ from tidemark.core.binding import Configuration, Owner
 from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
-from tidemark.core.journal import link
-from tidemark.core.ledger import GENERATION, UPPER, Head, Put
+from tidemark.core.ledger import GENERATION, UPPER, Head, Put, link
 from tidemark.core.shape import Shapes, check_on_record
 
 

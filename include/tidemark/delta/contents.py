@@ -13,8 +13,7 @@ from typing import Any, Final, TypeVar, overload
 
 from arro3.core import Table
 
-from tidemark.core.journal import check_chain, check_format
-from tidemark.core.ledger import Record
+from tidemark.core.ledger import Record, check_chain, check_format
 from tidemark.delta.records import COLUMNS, Codec, RecordFile, Row, broken, opened_file, rows_of
 from tidemark.delta.store import Store
 

@@ -22,8 +22,19 @@ from typing import Any, Final, Generic, TypeVar
 from arro3.core import Table
 
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.journal import CHAIN, FORMAT, link
-from tidemark.core.ledger import GENERATION, UPPER, CommitOutcome, Committed, Conflict, Head, Put, Record
+from tidemark.core.ledger import (
+    CHAIN,
+    FORMAT,
+    GENERATION,
+    UPPER,
+    CommitOutcome,
+    Committed,
+    Conflict,
+    Head,
+    Put,
+    Record,
+    link,
+)
 from tidemark.delta.contents import Contents, read_file, verified
 from tidemark.delta.head import LiveFile
 from tidemark.delta.key_summary import Keys, KeySummary, Summarized

@@ -24,11 +24,10 @@ from deltalake import Schema
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import LINK, UPPER, CommitOutcome, Committed, Conflict, Head, Put
-from tidemark.core.listing import LogFile
+from tidemark.core.log import LogEntry, LogFile
 from tidemark.core.maintenance import COMPACTION, Leftover, Replacement
 from tidemark.core.seal import Part
 from tidemark.core.shape import Shape, check_known, misfit
-from tidemark.core.shard import LogEntry
 from tidemark.delta.commit import Action, add_action, remove_action, remove_unlinked
 from tidemark.delta.head import LiveFile, read_history
 from tidemark.delta.schema import NOT_NULL, log_schema, properties_of, shape_of

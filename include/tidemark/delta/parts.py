@@ -25,7 +25,7 @@ from pyarrow import fs
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.ledger import Head
-from tidemark.core.listing import OP_COLUMN, LogFile
+from tidemark.core.log import OP_COLUMN, LogFile
 from tidemark.core.seal import Part
 from tidemark.delta.log import LOG_MARKS, span_of
 from tidemark.delta.store import reading

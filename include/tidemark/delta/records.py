@@ -40,14 +40,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from tidemark.core.binding import Binding, Claim, Configuration
 from tidemark.core.checkpoint import Checkpoint
-from tidemark.core.cuts import Cut
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.generation import Candidate
 from tidemark.core.history import HistoryRecord, Recovery
-from tidemark.core.journal import JournalEntry, check_format
 from tidemark.core.lease import Lease, LeaseRecord, LeaseSummary
-from tidemark.core.ledger import Record
-from tidemark.core.publish import Published
+from tidemark.core.ledger import JournalEntry, Record, check_format
+from tidemark.core.publish import Cut, Published
 from tidemark.core.seal import Evidence, Seal
 from tidemark.delta.commit import Action, add_action, remove_action
 from tidemark.delta.head import LiveFile

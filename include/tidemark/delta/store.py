@@ -29,8 +29,7 @@ from urllib.parse import unquote, urlparse
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from tidemark.core.errors import Determinate, InvariantViolation, TidemarkError
-from tidemark.core.extras import require
+from tidemark.core.errors import Determinate, InvariantViolation, TidemarkError, require
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -25,8 +25,7 @@ from typing import Final
 from deltalake import Field, Schema
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
-from tidemark.core.journal import link
-from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head
+from tidemark.core.ledger import CommitOutcome, Committed, Conflict, Head, link
 from tidemark.delta.checkpoint import make_checkpoint
 from tidemark.delta.commit import (
     COMMIT_SECONDS_MAX,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.ledger import Event, JournalEntry
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Evidence, Seal
 from tidemark.pipeline.context import Attempt, Pipeline, note_all

@@ -27,7 +27,7 @@ from tidemark.core.checkpoint import (
 )
 from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.ledger import Head, Put
-from tidemark.core.shard import CaughtUp, LogEntry, NextAppend, Paused, next_append
+from tidemark.core.log import CaughtUp, LogEntry, NextAppend, Paused, next_append
 from tidemark.core.status import Stalled
 from tidemark.pipeline.context import Pipeline, binding_at, seal_at, settle, unfinished
 from tidemark.pipeline.history import require_history

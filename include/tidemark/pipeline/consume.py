@@ -30,8 +30,8 @@ from typing import Final
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
 from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
-from tidemark.core.journal import Event
-from tidemark.core.listing import Condition, Limits, ListedTxn, NotYet, cut_batch, list_txns, plan_read
+from tidemark.core.ledger import Event
+from tidemark.core.log import Condition, Limits, ListedTxn, NotYet, cut_batch, list_txns, plan_read
 from tidemark.core.publish import published_txn
 from tidemark.core.reading import (
     Freeze,

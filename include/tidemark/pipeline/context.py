@@ -17,8 +17,7 @@ from tidemark.core.binding import Binding, Configuration, Owned, Owner, settings
 from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation
 from tidemark.core.history import SEALED
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry, decide_note
-from tidemark.core.ledger import CommitOutcome, Committed, Head, Put
+from tidemark.core.ledger import CommitOutcome, Committed, Event, Head, JournalEntry, Put, decide_note
 from tidemark.core.seal import Evidence, Seal, Staged
 from tidemark.core.shape import Shapes
 from tidemark.ports.control import Control

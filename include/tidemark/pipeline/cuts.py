@@ -1,4 +1,4 @@
-"""Maintain the table of cuts (`tidemark.core.cuts`): after publishes, and before a state is cleaned up.
+"""Maintain the table of cuts (`tidemark.core.publish`): after publishes, and before a state is cleaned up.
 
 After a publish, one commit advances the table if the states meet at a later transaction than before. Cuts
 that are missing, after a crash or because the table was restored or removed, are added by the next publish.
@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tidemark.core.cuts import PUBLISHES_MAX, TXNS_MAX, Cut, Meeting, decide_cut, next_cut
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn
 from tidemark.core.ledger import UPPER, Head, Put
-from tidemark.core.publish import Published, state_as_of
+from tidemark.core.publish import (
+    PUBLISHES_MAX,
+    TXNS_MAX,
+    Cut,
+    Meeting,
+    Published,
+    decide_cut,
+    next_cut,
+    state_as_of,
+)
 from tidemark.core.seal import touch_mark
 from tidemark.pipeline.context import settle
 from tidemark.pipeline.history import require_known

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.journal import Event
-from tidemark.core.ledger import GENERATION, Head, Put
+from tidemark.core.ledger import GENERATION, Event, Head, Put
+from tidemark.core.log import Paused, UpperRelation
 from tidemark.core.replay import InputGone
 from tidemark.core.seal import Lost, Seal, Sealed, SealOutcome, Staged, TooEarly, skip_of
-from tidemark.core.shard import Paused, UpperRelation
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import (
     Attempt,

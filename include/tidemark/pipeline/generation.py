@@ -14,14 +14,12 @@ from typing import Final
 
 from tidemark.core.binding import Binding, Owner, Step
 from tidemark.core.errors import InvalidUsage, TidemarkError
-from tidemark.core.frontier import Frontier
 from tidemark.core.generation import Candidate, Followed, followed, promoted, settings_now
-from tidemark.core.ids import TXN_FIRST, Txn
-from tidemark.core.journal import Event
-from tidemark.core.ledger import UPPER, Head, Put
+from tidemark.core.ids import TXN_FIRST, Frontier, Txn
+from tidemark.core.ledger import UPPER, Event, Head, Put
+from tidemark.core.log import NextAppend, Paused
 from tidemark.core.replay import Replayable
 from tidemark.core.seal import Decision, Seal, skip_of
-from tidemark.core.shard import NextAppend, Paused
 from tidemark.pipeline.candidates import candidates, require_there
 from tidemark.pipeline.checkpoint import checkpoint, paused_shards
 from tidemark.pipeline.context import (

@@ -21,12 +21,11 @@ from tidemark.core.binding import Binding
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
-from tidemark.core.ledger import Head, Put
+from tidemark.core.ledger import Event, Head, Put
+from tidemark.core.log import UpperRelation, classify
 from tidemark.core.replay import judge, judge_replay, judge_skipped
 from tidemark.core.seal import Decision, Evidence, Opinion, Seal, Staged, decide_evidence, newest_of
 from tidemark.core.shape import NewColumns
-from tidemark.core.shard import UpperRelation, classify
 from tidemark.pipeline.context import (
     Attempt,
     Pipeline,

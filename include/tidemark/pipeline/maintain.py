@@ -35,7 +35,7 @@ from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import Floor, Lease
 from tidemark.core.ledger import UPPER, CommitOutcome, Head, Put
-from tidemark.core.listing import LogFile
+from tidemark.core.log import LogFile
 from tidemark.core.maintenance import (
     HeldBack,
     Leftover,

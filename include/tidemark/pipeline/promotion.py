@@ -25,8 +25,7 @@ from tidemark.core.generation import (
     differing,
 )
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
-from tidemark.core.ledger import Head, Put
+from tidemark.core.ledger import Event, Head, Put
 from tidemark.core.replay import DataDiffers, judge
 from tidemark.core.seal import Decision, Lost, Seal, Staged, TooEarly
 from tidemark.pipeline.candidates import require_there, skip_promotion

@@ -23,7 +23,7 @@ from tidemark.core.generation import Superseded
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.ledger import UPPER, Conflict, Head, Put
-from tidemark.core.listing import Truncated, agreed
+from tidemark.core.log import Truncated, agreed
 from tidemark.core.publish import (
     Policy,
     Published,

@@ -1,4 +1,4 @@
-"""Recover: bring a history and logs forward that have lost commits (`core.recovery`, Invariant 16).
+"""Recover: bring a history and logs forward that have lost commits (`core.history`, Invariant 16).
 
 `plan` only reads. `recover` first makes the plan durable by one put in the history: an epoch, and the
 bindings of the lost transactions. From then on every step is one of a run's own conditional commits, in
@@ -19,25 +19,26 @@ from typing import Any, Final, cast
 from tidemark.core.binding import Binding, Step
 from tidemark.core.checksum import Digest, shard_endpoint
 from tidemark.core.errors import Determinate
-from tidemark.core.frontier import Frontier
-from tidemark.core.history import BOUND, SEALED, CopiedWarehouse, Recovery
-from tidemark.core.ids import TXN_FIRST, ShardId, Txn
-from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.lease import Lease
-from tidemark.core.ledger import UPPER, Head, Put
-from tidemark.core.maintenance import covering
-from tidemark.core.publish import VERSION_NONE
-from tidemark.core.recovery import (
+from tidemark.core.history import (
+    BOUND,
+    SEALED,
+    CopiedWarehouse,
     Forked,
     Overtaken,
     Plan,
+    Recovery,
     Witness,
     decide_recovery,
     lost_of,
     plan_recovery,
 )
+from tidemark.core.ids import TXN_FIRST, Frontier, ShardId, Txn
+from tidemark.core.lease import Lease
+from tidemark.core.ledger import UPPER, Event, Head, JournalEntry, Put
+from tidemark.core.log import LogEntry, Paused
+from tidemark.core.maintenance import covering
+from tidemark.core.publish import VERSION_NONE
 from tidemark.core.seal import Part, Seal, ShardParts, Staged, skip_of, touch_mark
-from tidemark.core.shard import LogEntry, Paused
 from tidemark.pipeline.context import (
     Attempt,
     Pipeline,

@@ -19,9 +19,9 @@ from typing import cast
 
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.journal import Event
 from tidemark.core.lease import since_of
-from tidemark.core.listing import LogFile
+from tidemark.core.ledger import Event
+from tidemark.core.log import LogFile
 from tidemark.core.maintenance import Outrun, Replacement, Run
 from tidemark.core.replay import DataDiffers, Finding, judge, judge_replay
 from tidemark.core.seal import Decision, Part, Seal, ShardParts, Staged

@@ -17,7 +17,7 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.lease import SINCE, LeaseRecord, since_of
 from tidemark.core.ledger import Head, Put
-from tidemark.core.listing import LogFile
+from tidemark.core.log import LogFile
 from tidemark.core.maintenance import covering
 from tidemark.core.replay import (
     Finding,

@@ -12,9 +12,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from tidemark.core.ids import TXN_NONE, Txn
+from tidemark.core.log import UpperRelation
 from tidemark.core.replay import Finding, InputGone, Verdict
 from tidemark.core.seal import Evidence, Lost, SealOutcome
-from tidemark.core.shard import UpperRelation
 from tidemark.pipeline.checkpoint import checkpoint
 from tidemark.pipeline.context import Attempt, Pipeline, seal_at
 from tidemark.pipeline.ingest import Prefetch, Progress, found_by, gather_open, no_progress, upper_relation

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tidemark.core.binding import Binding
 from tidemark.core.ids import Txn
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.seal import Seal
 from tidemark.core.status import Blocked, LastRun, LastVerdict, Times
 from tidemark.pipeline.validate import judged_in

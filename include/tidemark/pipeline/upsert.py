@@ -14,8 +14,18 @@ from typing import cast
 
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
-from tidemark.core.journal import Event
-from tidemark.core.ledger import Head, Put
+from tidemark.core.ledger import Event, Head, Put
+from tidemark.core.log import (
+    Appended,
+    AppendOutcome,
+    CaughtUp,
+    LogEntry,
+    Paused,
+    UpperMismatch,
+    UpperRelation,
+    decide_append,
+    next_append,
+)
 from tidemark.core.replay import DataDiffers, ExpectationsFailed, InputGone, judge_loser
 from tidemark.core.seal import (
     BeingRecovered,
@@ -35,17 +45,6 @@ from tidemark.core.seal import (
     touch_mark,
 )
 from tidemark.core.shape import Shapes
-from tidemark.core.shard import (
-    Appended,
-    AppendOutcome,
-    CaughtUp,
-    LogEntry,
-    Paused,
-    UpperMismatch,
-    UpperRelation,
-    decide_append,
-    next_append,
-)
 from tidemark.pipeline.context import (
     Attempt,
     Pipeline,

@@ -20,7 +20,7 @@ from typing import Final
 from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry
+from tidemark.core.ledger import Event, JournalEntry
 from tidemark.core.replay import Finding, Verdict, judge, judge_replay, judge_skipped
 from tidemark.core.seal import Evidence, Opinion, Staged, newest_of
 from tidemark.pipeline.context import Attempt, Pipeline, note, seal_at

@@ -23,19 +23,16 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.checkpoint import Checkpoint
-from tidemark.core.cuts import Cut
 from tidemark.core.generation import Candidate
 from tidemark.core.history import Recovery
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import LeaseRecord
-from tidemark.core.ledger import CommitOutcome, Head, Put
-from tidemark.core.listing import LogFile
+from tidemark.core.ledger import CommitOutcome, Head, JournalEntry, Put
+from tidemark.core.log import LogEntry, LogFile
 from tidemark.core.maintenance import Leftover, Replacement
-from tidemark.core.publish import Published, StateCommit
+from tidemark.core.publish import Cut, Published, StateCommit
 from tidemark.core.seal import Evidence, Part, Seal
 from tidemark.core.shape import Shape
-from tidemark.core.shard import LogEntry
 
 R = TypeVar("R")
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tidemark.core.binding import Binding, Step
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ids import Frontier, ShardId, Txn
 from tidemark.core.replay import Replayable
 
 

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from tidemark.core.extras import require
+from tidemark.core.errors import require
 
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult

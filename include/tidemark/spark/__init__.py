@@ -3,6 +3,6 @@
 The extra `spark`.
 """
 
-from tidemark.core.extras import require
+from tidemark.core.errors import require
 
 require("spark")

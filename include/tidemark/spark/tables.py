@@ -37,7 +37,7 @@ from tidemark.config import PipelineConfig
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn
-from tidemark.core.listing import LogFile
+from tidemark.core.log import LogFile
 from tidemark.core.publish import VERSION_NONE
 from tidemark.core.seal import Part
 from tidemark.delta.state_files import DIGEST, KEY

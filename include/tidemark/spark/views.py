@@ -32,7 +32,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
-from tidemark.core.listing import Condition
+from tidemark.core.log import Condition
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
 from tidemark.delta.state_status import lost_files

@@ -9,18 +9,15 @@ from tests.support.memory.ledger import Chaos, Crash, Fault, MemoryLedger, Memor
 from tests.support.memory.versions import MemoryStates
 from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.checkpoint import Checkpoint
-from tidemark.core.cuts import Cut
 from tidemark.core.generation import Candidate
 from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, Recovery, chapter_head
 from tidemark.core.ids import ShardId
-from tidemark.core.journal import JournalEntry
 from tidemark.core.lease import LeaseRecord
-from tidemark.core.ledger import CommitOutcome, Head, Put
-from tidemark.core.listing import LogFile
-from tidemark.core.publish import Published, StateCommit
+from tidemark.core.ledger import CommitOutcome, Head, JournalEntry, Put
+from tidemark.core.log import LogEntry, LogFile
+from tidemark.core.publish import Cut, Published, StateCommit
 from tidemark.core.seal import Evidence, Seal
 from tidemark.core.shape import Shape, misfit
-from tidemark.core.shard import LogEntry
 
 R = TypeVar("R")
 MADE_AT = "memory"

@@ -22,9 +22,8 @@ from tests.support.memory.world import A, B, World
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.fold import Change, fold, visible
-from tidemark.core.frontier import Position
 from tidemark.core.generation import Candidate, Correction, PromotionOpen, Superseded
-from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, Position, ShardId, Txn, WriterToken
 from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.seal import CORRECTION, Fenced, Opinion, ShardParts, Staged
 from tidemark.pipeline.candidates import (

@@ -11,8 +11,7 @@ from tidemark.core.binding import Binding
 from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import Determinate
 from tidemark.core.fold import Change, fold
-from tidemark.core.frontier import Position
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ids import Position, ShardId, Txn, WriterToken
 from tidemark.core.seal import Part, ShardParts, Staged
 
 ENGINE = "memory"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tests.support.memory.ledger import Calm, Chaos, Crash, Fault
 from tidemark.core.binding import Binding, Step
-from tidemark.core.frontier import Frontier, Position
-from tidemark.core.ids import ShardId
+from tidemark.core.ids import Frontier, Position, ShardId
 from tidemark.core.replay import Replayable
 
 

@@ -17,12 +17,10 @@ from tests.support.memory.plane import Files, MemoryPlane
 from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.fold import Change, Key, fold, visible
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.core.journal import Event, JournalEntry
-from tidemark.core.ledger import Head
+from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
+from tidemark.core.ledger import Event, Head, JournalEntry
+from tidemark.core.log import LogEntry
 from tidemark.core.seal import Seal
-from tidemark.core.shard import LogEntry
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.run import RunReport, run
 

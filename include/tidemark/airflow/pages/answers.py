@@ -32,14 +32,13 @@ from tidemark.app.status import status_of
 from tidemark.app.tasks import maintenance_plan, open_pipeline
 from tidemark.app.transactions import listed, recent, run_facts, steps_of, whole
 from tidemark.config.paths import is_uri
-from tidemark.core.alarms import alarms_of
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.journal import Event
+from tidemark.core.ledger import Event
 from tidemark.core.reading import consumer_of
-from tidemark.core.summary import run_sentence
-from tidemark.core.text import plain
+from tidemark.core.status import alarms_of
+from tidemark.core.text import plain, run_sentence
 from tidemark.pipeline.checkpoint import paused_shards
 from tidemark.pipeline.context import Attempt, attempts_at
 from tidemark.pipeline.ingest import found_by

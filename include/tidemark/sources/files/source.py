@@ -39,8 +39,7 @@ from tidemark.config.paths import cache_folder, is_uri
 from tidemark.config.source import FilesSource
 from tidemark.core.binding import Binding, Step
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import Txn
+from tidemark.core.ids import Frontier, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import Waiting

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tidemark.config.kafka import partition_name, split_partition
-from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
-from tidemark.core.extras import require
+from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError, require
 from tidemark.sources.kafka.connection import SERVERS
 
 if TYPE_CHECKING:

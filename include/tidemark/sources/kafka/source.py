@@ -31,7 +31,7 @@ from tidemark.config.kafka import RECORDS_MAX, KafkaSource, split_partition
 from tidemark.config.model import PipelineConfig
 from tidemark.core.binding import Binding, BindingRecord, Claim, Step
 from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Frontier
 from tidemark.core.ledger import EPOCH
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger

@@ -4,6 +4,6 @@ A capture reads a logical replication slot into change files. Transactions are b
 `postgres`.
 """
 
-from tidemark.core.extras import require
+from tidemark.core.errors import require
 
 require("postgres")

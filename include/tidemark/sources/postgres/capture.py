@@ -27,8 +27,7 @@ from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding, Step
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import ShardId
+from tidemark.core.ids import Frontier, ShardId
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import ShardKeysPort
 from tidemark.sources.files.manifest import Manifest, TableRead

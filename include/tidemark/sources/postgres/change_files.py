@@ -44,7 +44,7 @@ import pyarrow as pa
 
 from tidemark.config.model import Transaction
 from tidemark.core.binding import Step
-from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Frontier
 from tidemark.ports.source import Unneeded
 from tidemark.sources.files.content import HASH_BYTES, footer_hash
 from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest, Sweep, TableRead

@@ -26,7 +26,7 @@ from typing import Final
 from tidemark.config.model import Transaction
 from tidemark.config.shard import ShardConfig
 from tidemark.core.binding import Step
-from tidemark.core.frontier import Frontier
+from tidemark.core.ids import Frontier
 from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest, TableRead
 from tidemark.sources.postgres.change_files import WAL, ChangeFiles
 

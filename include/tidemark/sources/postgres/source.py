@@ -36,8 +36,7 @@ from tidemark.config.shard import ShardConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding, Step
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
-from tidemark.core.frontier import Frontier
-from tidemark.core.ids import TXN_FIRST, ShardId, Txn
+from tidemark.core.ids import TXN_FIRST, Frontier, ShardId, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import ShardKeysPort, SourceReport, Unneeded, Waiting
