@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidemark.core.fold import Change, Key, fold, too_late, visible
-from tidemark.core.ids import TXN_NONE, Position, Txn
+from tests.support.memory.fold import Change, Key, Position, fold, too_late, visible
+from tidemark.core.ids import TXN_NONE, Txn
 
 keys = st.tuples(st.sampled_from([None, "", "a"]), st.sampled_from([None, 1]))
 values = st.one_of(st.none(), st.integers(0, 9))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from tests.simulation.world import SHARDS, World
+from tests.support.memory.fold import Change
 from tests.support.memory.source import SourceRecord
 from tidemark.core.binding import Binding
-from tidemark.core.fold import Change
 from tidemark.core.ledger import Event
 from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision, Seal

@@ -12,12 +12,12 @@ from typing import Any
 
 from tests.simulation.checker import ensure
 from tests.simulation.scheduler import Scheduler
+from tests.support.memory.fold import fold, visible
 from tests.support.memory.generations import SHARDS, GenerationWorld, decoded, rules_of, settings
 from tests.support.memory.ledger import Crash
 from tests.support.memory.source import SourceRecord
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.fold import fold, visible
 from tidemark.core.generation import Candidate, CandidateState
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import Verdict

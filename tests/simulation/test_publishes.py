@@ -13,10 +13,10 @@ import pytest
 
 from tests.simulation.world import SHARDS, World
 from tests.support.memory.control import MemoryControl
+from tests.support.memory.fold import fold, visible
 from tests.support.memory.ledger import Chaos, Crash
 from tests.support.memory.state import MemoryStatePlane
 from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
-from tidemark.core.fold import fold, visible
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.publish import PublishTail, decide_publish
 from tidemark.pipeline.publish import publish

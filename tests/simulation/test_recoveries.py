@@ -16,10 +16,10 @@ import pytest
 from tests.simulation.test_restores import RestoredWorld
 from tests.simulation.world import SHARDS
 from tests.support.memory.control import MemoryControl
+from tests.support.memory.fold import fold, visible
 from tests.support.memory.ledger import Crash
 from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, InvariantViolation
-from tidemark.core.fold import fold, visible
 from tidemark.core.history import Forked, LogLost, decide_recovery, plan_recovery
 from tidemark.core.ids import Txn
 from tidemark.core.ledger import UPPER

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.memory.fold import Change, Position, fold, visible
 from tests.support.state import SHARD, Row, StateRig, gone, ordered
-from tidemark.core.fold import Change, fold, visible
-from tidemark.core.ids import TXN_NONE, Position, Txn
+from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.pipeline.publish import verify_state
 
 pytestmark = pytest.mark.spark

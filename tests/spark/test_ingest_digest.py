@@ -13,11 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import CalendarIntervalType, StructType
 
 from tests.support.ingest import make_rig
+from tests.support.memory.fold import Change, Position
+from tests.support.memory.fold import fold as core_fold
 from tidemark.core.checksum import ENCODING, SOURCE, Digest
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.fold import Change
-from tidemark.core.fold import fold as core_fold
-from tidemark.core.ids import Position, Txn, WriterToken
+from tidemark.core.ids import Txn, WriterToken
 from tidemark.sources.files.content import BLOCK_BYTES, line_place
 from tidemark.sources.files.manifest import BoundFile
 from tidemark.spark.digest import digest_of, partials, row_hash

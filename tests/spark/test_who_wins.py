@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.memory.fold import Change, Position, fold
 from tidemark.core.checksum import Digest
-from tidemark.core.fold import Change, fold
-from tidemark.core.ids import TXN_NONE, Position, Txn
+from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.delta import overlay
 from tidemark.delta.index import Hits
 from tidemark.delta.index_runs import RECORD

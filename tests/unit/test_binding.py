@@ -15,7 +15,7 @@ from tidemark.core.binding import (
     owned_in,
 )
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.ids import Frontier, FrontierRegressed, Position, Txn
+from tidemark.core.ids import Frontier, FrontierRegressed, Txn
 from tidemark.core.ledger import UPPER, Head, Put
 
 OWNER = Owner("run1")
@@ -103,8 +103,9 @@ def test_m5_a_record_belongs_to_the_first_binding_that_covers_it() -> None:
         binding(3, {"p0": 50, "p1": 50}, {"p0": 100, "p1": 50}),
     ]
     places = {("p0", 50): [3], ("p0", 49): [1], ("p1", 0): [2], ("p1", 50): [], ("p9", 0): []}
-    for place, txns in places.items():
-        assert [one.txn for one in bindings if one.holds(Position(*place))] == txns
+    for (partition, offset), txns in places.items():
+        holding = [one.txn for one in bindings if one.lower[partition] <= offset < one.upper[partition]]
+        assert holding == txns
 
 
 def test_a_run_is_its_partition_keys_or_its_dates_or_else_its_own() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.memory.fold import Change, fold
 from tests.support.memory.ledger import Chaos, Crash, Fault
 from tests.support.memory.plane import MemoryPlane, hash_of
 from tests.support.memory.world import Script, World, rec
@@ -20,7 +21,6 @@ from tests.support.sealing import announce_generation
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
-from tidemark.core.fold import Change, fold
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Fenced, Part, Past, ShardParts, Staged, decide_seal, seal_of

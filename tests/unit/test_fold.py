@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemark.core.fold import Change, Sequence, fold, too_late, visible
-from tidemark.core.ids import Position, Txn
+from tests.support.memory.fold import Change, Position, Sequence, fold, too_late, visible
+from tidemark.core.ids import Txn
 
 
 def change(
@@ -78,3 +78,8 @@ def test_too_late_is_further_below_the_watermark_than_the_lateness(
 def test_regression_a_null_sequence_is_too_late_once_there_is_a_watermark() -> None:
     """It is older than any other, so a tombstone that was let go could not be told from none."""
     assert too_late(None, watermark=-(10**9), lateness=10)
+
+
+def test_positions_are_ordered_by_partition_then_offset_then_ordinal() -> None:
+    positions = [Position("b", 0), Position("a", 1), Position("a", 0, 1), Position("a", 0, 0)]
+    assert sorted(positions) == positions[::-1]

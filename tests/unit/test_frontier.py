@@ -1,32 +1,23 @@
-"""Positions and frontiers. Checks Invariant 1: what is bound never moves back."""
+"""Frontiers. Checks Invariant 1: what is bound never moves back."""
 
 from __future__ import annotations
 
 import pytest
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import Frontier, FrontierRegressed, Position, checked_successor
+from tidemark.core.ids import Frontier, FrontierRegressed, checked_successor
 
 
 def test_a_partition_that_a_frontier_does_not_know_stands_at_zero() -> None:
     frontier = Frontier.of({"p0": 5})
     assert frontier["p0"] == 5
     assert frontier["p1"] == 0
-    assert not frontier.covers(Position("p1", 0))
-
-
-def test_a_frontier_is_exclusive() -> None:
-    frontier = Frontier.of({"p0": 5})
-    assert frontier.covers(Position("p0", 4, ordinal=99))
-    assert not frontier.covers(Position("p0", 5))
 
 
 def test_frontiers_that_are_each_ahead_somewhere_include_neither_the_other() -> None:
     left, right = Frontier.of({"p0": 2, "p1": 1}), Frontier.of({"p0": 1, "p1": 2})
     assert not left <= right
     assert not right <= left
-    assert left.join(right) == Frontier.of({"p0": 2, "p1": 2})
-    assert left < left.join(right)
     assert not left < Frontier(left.offsets)
 
 
@@ -39,11 +30,6 @@ def test_a_frontier_is_the_same_whatever_order_it_was_given_in() -> None:
 def test_a_frontier_is_valid_from_birth(offsets: tuple[tuple[str, int], ...]) -> None:
     with pytest.raises(InvalidUsage, match="frontier"):
         Frontier(offsets)
-
-
-def test_positions_are_ordered_by_partition_then_offset_then_ordinal() -> None:
-    positions = [Position("b", 0), Position("a", 1), Position("a", 0, 1), Position("a", 0, 0)]
-    assert sorted(positions) == positions[::-1]
 
 
 def test_s5_a_partition_that_went_back_is_a_permanent_error() -> None:

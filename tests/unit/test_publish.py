@@ -11,13 +11,13 @@ from unittest.mock import Mock, patch
 import pytest
 
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
+from tests.support.memory.fold import fold
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.state import MemoryStatePlane
 from tests.support.memory.versions import MemoryStates, MemoryVersion
 from tests.support.memory.world import A, Script, World, rec, simple
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolation
-from tidemark.core.fold import fold
 from tidemark.core.ids import TXN_NONE, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.publish import (

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.memory.control import MemoryControl
+from tests.support.memory.fold import fold, visible
 from tests.support.memory.generations import SHARDS, GenerationWorld, rules_of, settings
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.state import MemoryStatePlane
@@ -15,7 +16,6 @@ from tests.support.memory.versions import MemoryStates
 from tests.support.memory.world import A, B, Script, rec
 from tidemark.core.binding import Configuration
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.fold import fold, visible
 from tidemark.core.generation import Candidate, CandidateState, PromotionOpen, Superseded, is_from_file
 from tidemark.core.history import HistoryLost
 from tidemark.core.ids import QUARANTINE, Txn

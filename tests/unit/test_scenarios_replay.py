@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.attempts import ingest, validate
 from tests.support.memory import plane
+from tests.support.memory.fold import Position
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.plane import MemoryPlane
 from tests.support.memory.source import MemorySource, SourceRecord
@@ -16,7 +17,7 @@ from tests.support.memory.world import A, B, Script, World, newest, rec
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.ids import Frontier, Position, Txn
+from tidemark.core.ids import Frontier, Txn
 from tidemark.core.ledger import Event
 from tidemark.core.log import Paused
 from tidemark.core.replay import DataDiffers, Finding, InputGone, Verdict

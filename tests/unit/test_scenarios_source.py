@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.memory.fold import Position
 from tests.support.memory.ledger import Crash, Fault
 from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tests.support.memory.world import A, Script, World, rec
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate
-from tidemark.core.ids import Frontier, FrontierRegressed, Position, Txn
+from tidemark.core.ids import Frontier, FrontierRegressed, Txn
 from tidemark.core.replay import InputGone, Replayable, Verdict
 from tidemark.pipeline import replay
 from tidemark.pipeline.reclock import reclock

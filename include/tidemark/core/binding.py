@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.ids import TXN_FIRST, Frontier, Position, Txn, checked_successor
+from tidemark.core.ids import TXN_FIRST, Frontier, Txn, checked_successor
 from tidemark.core.ledger import UPPER, Head, Put, link
 
 
@@ -141,9 +141,6 @@ class Binding:
     def under(self, configuration: Configuration | None) -> Binding:
         """The same input with other settings; None keeps the bound ones."""
         return self if configuration is None else replace(self, configuration=configuration)
-
-    def holds(self, position: Position) -> bool:
-        return self.upper.covers(position) and not self.lower.covers(position)
 
 
 @dataclass(frozen=True, slots=True)

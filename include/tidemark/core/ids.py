@@ -58,15 +58,6 @@ def checked_name(value: str, *, what: str) -> str:
     return value
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """The position of one record. Its order is the fold's tie-break: partition, offset, ordinal."""
-
-    partition: str
-    offset: int
-    ordinal: int = 0
-
-
 class FrontierRegressed(InvalidUsage):
     """The source offers less than what is already bound."""
 
@@ -116,17 +107,6 @@ class Frontier:
 
     def __lt__(self, other: Frontier) -> bool:
         return self <= other and not other <= self
-
-    def covers(self, position: Position) -> bool:
-        """Whether the record at this position has been read."""
-        return position.offset < self[position.partition]
-
-    def join(self, other: Frontier) -> Frontier:
-        """The least frontier that includes both."""
-        merged = dict(self.offsets)
-        for partition, offset in other.offsets:
-            merged[partition] = max(merged.get(partition, 0), offset)
-        return Frontier.of(merged)
 
 
 def checked_successor(bound: Frontier, offered: Frontier) -> Frontier:

@@ -174,7 +174,7 @@ def is_older(
     at: npt.NDArray[np.int64] | int = TXN_NONE,
 ) -> npt.NDArray[np.bool_]:
     """Which records lose to another record of their key or to its row, by (sequence, txn). This is
-    `core.fold` on arrays, like `spark.tail.is_older` on columns. A state's rows precede all transactions."""
+    The fold on arrays, like `spark.tail.is_older` on columns. A state's rows precede all transactions."""
     found: npt.NDArray[np.bool_] = (sequence < than) | ((sequence == than) & (txns < at))
     return found
 

@@ -1,6 +1,6 @@
 """A log's tail without Spark: read, and folded to the last record of each key.
 
-This is `core.fold` on arrays. A record without an offset is a correction. The log's parts have the key hash
+This is the fold on arrays. A record without an offset is a correction. The log's parts have the key hash
 and the row digest beside their rows. A tail that can't be read here (`Unsuited`) is left to Spark, which
 gives the same result: one whose sequence is not an integer, a date or a time, or whose files were written by
 another program.

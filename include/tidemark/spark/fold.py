@@ -1,12 +1,24 @@
 """The fold on DataFrames: for each key, the last row by (`sequence_by`, txn, position).
 
-It is `core.fold.fold` in Spark. Publish, fresh read and rebuild call `fold`; ingest, which also counts the
-losing rows, marks the winners with `is_last`. Both follow the same rules:
+Ingest, publish, the fresh read and the rebuild all use this rule. It is associative and commutative, so the
+result depends neither on how records were grouped into transactions nor on when a state was published:
 
 - Keys are compared null-safe, as in GROUP BY: a NULL part is a value like any other.
 - A NULL sequence is older than any other, as in Spark's struct order. Decoding passes no such row on.
 - Deletes take part like upserts. Filter `_op` afterwards to get live rows only.
-- A row without an offset is a correction: earlier rows of its key are void (`with_since`).
+- A row without an offset is a *correction*, a record of a promotion (`core.generation`). It says what its
+  key's row is at its transaction, so it voids the earlier rows of its key (`with_since`); later ones compete
+  with it as usual.
+- If one transaction has a key in two partitions, and there is no sequence, the partition's name decides, then
+  the offset. That is arbitrary but fixed, and the same on every replay (scenario U12).
+
+With a `sequence_by`, a deleted key leaves a tombstone, so that a late older record can't restore it. How long
+it must stay follows from the declared lateness and from the records alone: a record whose sequence is more
+than `lateness` below the watermark (the highest sequence in earlier transactions) is *too late*, whatever the
+state contains, and is set aside. So a tombstone below that line is never needed again and may be removed.
+
+Publish, fresh read and rebuild call `fold`; ingest, which also counts the losing rows, marks the winners with
+`is_last`.
 
 The fold is a window function, which moves rows as they are; an aggregation would build a struct of each row
 and sort twice. In `fold`, each task drops the losers among its own rows before the shuffle: a million

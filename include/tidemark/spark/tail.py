@@ -73,7 +73,7 @@ def with_file_positions(state: DataFrame) -> DataFrame:
 
 def is_older(sequence: str, txn: str, *, than: str, at: str | None = None) -> Column:
     """Whether a record loses to another record of its key or to its row, by (sequence, txn) with NULL
-    lowest. It is `core.fold` on columns, as `delta.overlay.is_older` is on arrays. A state's row precedes
+    lowest. It is the fold on columns, as `delta.overlay.is_older` is on arrays. A state's row precedes
     all transactions."""
     other = F.lit(TXN_NONE).cast("bigint") if at is None else F.col(at)
     record, rival = ((F.col(sequence), F.col(txn)), (F.col(than), other))

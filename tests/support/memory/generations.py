@@ -15,15 +15,15 @@ from functools import lru_cache
 from typing import Any
 
 from tests.support.memory.control import MemoryChapter, MemoryControl, MemoryWarehouse
+from tests.support.memory.fold import Change, Position, fold, visible
 from tests.support.memory.ledger import Chaos
 from tests.support.memory.plane import ENGINE, Files, MemoryPlane, digest_of
 from tests.support.memory.source import MemorySourceView, SourceRecord
 from tests.support.memory.world import A, B, World
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.fold import Change, fold, visible
 from tidemark.core.generation import Candidate, Correction, PromotionOpen, Superseded
-from tidemark.core.ids import TXN_FIRST, TXN_NONE, Position, ShardId, Txn, WriterToken
+from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.seal import CORRECTION, Fenced, Opinion, ShardParts, Staged
 from tidemark.pipeline.candidates import (

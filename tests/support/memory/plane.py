@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
+from tests.support.memory.fold import Change, Position, fold
 from tests.support.memory.ledger import Calm, Chaos, Crash, Fault
 from tests.support.memory.source import MemorySource, SourceRecord
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import Determinate
-from tidemark.core.fold import Change, fold
-from tidemark.core.ids import Position, ShardId, Txn, WriterToken
+from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.seal import Part, ShardParts, Staged
 
 ENGINE = "memory"

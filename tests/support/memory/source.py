@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.support.memory.fold import Position
 from tests.support.memory.ledger import Calm, Chaos, Crash, Fault
 from tidemark.core.binding import Binding, Step
-from tidemark.core.ids import Frontier, Position, ShardId
+from tidemark.core.ids import Frontier, ShardId
 from tidemark.core.replay import Replayable
 
 
@@ -70,7 +71,9 @@ class MemorySource:
         return [Replayable(gone=self.inspect(binding)) for binding in bindings]
 
     def acknowledge(self, frontier: Frontier) -> None:
-        self.acknowledged = self.acknowledged.join(frontier)
+        known = self.acknowledged.as_dict()
+        ahead = {name: max(upper, known.get(name, 0)) for name, upper in frontier.offsets}
+        self.acknowledged = Frontier.of({**known, **ahead})
 
     def records(self, binding: Binding) -> Iterator[tuple[Position, SourceRecord]]:
         """The records of one binding, partition by partition."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.support.memory.control import MemoryWarehouse
+from tests.support.memory.fold import Change, fold
 from tests.support.memory.ledger import Calm, Chaos, Crash, Fault
 from tests.support.memory.plane import Files, digest_of
 from tests.support.memory.versions import MemoryStates, MemoryVersion
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, Indeterminate
-from tidemark.core.fold import Change, fold
 from tidemark.core.ids import TXN_NONE, ShardId, WriterToken
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import Published, StateCommit, StateStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidemark.core.fold import Change, Key
+from tests.support.memory.fold import Change, Key
 from tidemark.core.ids import ShardId
 from tidemark.core.publish import StateCommit
 

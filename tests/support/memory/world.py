@@ -12,11 +12,11 @@ from itertools import count
 from typing import Any
 
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
+from tests.support.memory.fold import Change, Key, fold, visible
 from tests.support.memory.ledger import Chaos, Fault, MemoryLedger
 from tests.support.memory.plane import Files, MemoryPlane
 from tests.support.memory.source import MemorySource, MemorySourceView, SourceRecord
 from tidemark.core.binding import Binding, Configuration, Owner
-from tidemark.core.fold import Change, Key, fold, visible
 from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
 from tidemark.core.ledger import Event, Head, JournalEntry
 from tidemark.core.log import LogEntry

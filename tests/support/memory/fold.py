@@ -1,21 +1,9 @@
-"""The fold: the rule that decides which record of a key is the last one.
+"""A model of the fold, the rule that decides which record of a key is the last one.
+
+The in-memory planes use it, and the folds of Spark and of arrays are compared with it.
 
 For each key it is the greatest by (`sequence_by`, txn, position); without `sequence_by`, by (txn, position).
-Keys are compared null-safe: NULL is a value like any other. Deletes take part like other records. Ingest,
-publish, the fresh read and the rebuild all use this rule. Because `last` is associative and commutative, the
-result depends neither on how records were grouped into transactions nor on when a state was published.
-
-With a `sequence_by`, a deleted key leaves a tombstone, so that a late older record can't restore it. How long
-it must stay follows from the declared lateness and from the records alone: a record whose sequence is more
-than `lateness` below the watermark (the highest sequence in earlier transactions) is *too late*, whatever the
-state contains, and is set aside. So a tombstone below that line is never needed again and may be removed.
-
-A *correction* is a record of a promotion (`core.generation`): it says what a key's row is at its transaction,
-whatever came before. So it voids all earlier records of its key, and later ones compete with it as usual.
-The result still doesn't depend on when a state is published, as long as publishes are cut by transaction.
-
-If one transaction has the same key in two partitions, and there is no sequence, the partition's name decides,
-then the offset. That is arbitrary but fixed, and the same on every replay (scenario U12).
+`tidemark.spark.fold` states the rule in full.
 """
 
 from __future__ import annotations
@@ -23,10 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tidemark.core.ids import TXN_NONE, Position, Txn
+from tidemark.core.ids import TXN_NONE, Txn
 
 Key = tuple[object, ...]
 Sequence = int | str | None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """The position of one record. Its order is the fold's tie-break: partition, offset, ordinal."""
+
+    partition: str
+    offset: int
+    ordinal: int = 0
 
 
 @dataclass(frozen=True, slots=True)
