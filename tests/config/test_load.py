@@ -14,7 +14,7 @@ from tests.config.harness import GOOD
 from tidemark.config import ConfigInvalid, PipelineConfig, Problem, ShardConfig, load_pipeline, load_pipelines
 from tidemark.config.expectations import KNOWN
 from tidemark.config.model import Retention
-from tidemark.config.tables import ShardSettings
+from tidemark.config.shard import ShardSettings
 from tidemark.core.binding import Configuration
 from tidemark.core.errors import InvalidUsage
 

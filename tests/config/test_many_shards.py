@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.config import PipelineConfig
-from tidemark.config.shard import ShardConfig
-from tidemark.config.tables import Tables
+from tidemark.config.shard import ShardConfig, Tables
 from tidemark.core.errors import TidemarkError
 
 SHARD = {"schema": "id INT", "keys": ["id"]}

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from tidemark.config.base import TablePattern, parts_of
 from tidemark.config.schema import parse_schema
-from tidemark.config.tables import matches_any, shard_name_of
+from tidemark.config.shard import matches_any, shard_name_of
 from tidemark.core.ids import checked_name
 from tidemark.sources.postgres.pgoutput import Relation, RelationColumn, plain_name
 

@@ -18,7 +18,7 @@ FILES = {"a/b/c": b"12", "a/e": b"1", "d": b""}
 @pytest.fixture(params=["disk", "objects"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     memory = MemoryStore()
-    monkeypatch.setattr("tidemark.config.object_store.open_objects", lambda *_: memory)
+    monkeypatch.setattr("tidemark.config.storage.open_objects", lambda *_: memory)
     made = Store(str(tmp_path / "table") if request.param == "disk" else "s3://lake/table", {})
     for path, data in FILES.items():
         made.put_synced(path, data)

@@ -20,7 +20,7 @@ from tests.support.s3 import ObjectStore as ObjectServer
 from tidemark.app.consume import Consumer
 from tidemark.app.workspace import open_deployment
 from tidemark.cli.app import app
-from tidemark.config.object_store import open_objects
+from tidemark.config.storage import open_objects
 from tidemark.core.errors import TidemarkError
 
 PIPELINE = """\

@@ -12,7 +12,7 @@ from tests.s3.race import pipeline_on
 from tests.support.azure import PLACE, azure_store
 from tests.support.light import SHARD
 from tidemark.app.deployment import new_token
-from tidemark.config.object_store import open_objects
+from tidemark.config.storage import open_objects
 from tidemark.core.binding import Owner
 from tidemark.core.ids import Txn
 from tidemark.delta.probe import probe_put_if_absent

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidemark.app.views import open_errors
 from tidemark.config import PipelineConfig, ShardConfig
-from tidemark.config.tables import ShardSettings
+from tidemark.config.shard import ShardSettings
 from tidemark.core.binding import Binding
 from tidemark.core.ids import QUARANTINE, Txn
 from tidemark.pipeline.context import binding_at

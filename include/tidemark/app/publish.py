@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tidemark.app.deployment import Deployment
-from tidemark.config.paths import cache_folder, is_uri
+from tidemark.config.storage import cache_folder, is_uri
 from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.publish import Published, UpToDate

@@ -113,7 +113,7 @@ def _compared(file: str, environment: str, config: PipelineConfig) -> Checked:
     from tidemark.app.deployment import Deployment
     from tidemark.app.tasks import no_session
     from tidemark.config import Problem
-    from tidemark.config.paths import is_uri
+    from tidemark.config.storage import is_uri
     from tidemark.core.errors import TidemarkError
     from tidemark.pipeline.schema_change import fit_of
 

@@ -22,7 +22,7 @@ from typing import Annotated
 
 import typer
 
-from tidemark.config.paths import is_uri
+from tidemark.config.storage import is_uri
 from tidemark.core.binding import Binding
 from tidemark.core.errors import TidemarkError
 
@@ -351,7 +351,7 @@ def doctor(
 def warehouse_to_check(given: str | None) -> str:
     """The absolute path or the URI of the warehouse, resolved as in a pipeline file; `InvalidUsage` if it is
     invalid there."""
-    from tidemark.config.paths import WAREHOUSE, default_root, resolved
+    from tidemark.config.storage import WAREHOUSE, default_root, resolved
 
     chosen = given if given is not None else os.environ.get("TIDEMARK_WAREHOUSE") or WAREHOUSE
     return resolved(chosen, root=default_root())

@@ -20,7 +20,7 @@ from tidemark.cli.doctor import (
     check_put_if_absent,
     check_writable,
 )
-from tidemark.config.paths import is_uri
+from tidemark.config.storage import is_uri
 from tidemark.core.errors import InvalidUsage, TidemarkError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def check_clock(warehouse: str, *, store: ObjectStore | None = None) -> Check:
     """The store accepts an object from this process, and its timestamp agrees with this machine's clock."""
     from obstore.exceptions import BaseError
 
-    from tidemark.config.object_store import open_objects
+    from tidemark.config.storage import open_objects
 
     name = f"clock of {warehouse}"
     path = f"_tidemark_clock_{uuid.uuid4().hex}"

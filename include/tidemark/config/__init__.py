@@ -5,14 +5,13 @@ DAG parsing.
 """
 
 from tidemark.config.base import Predicate
+from tidemark.config.document import ConfigInvalid, Problem
 from tidemark.config.kafka import KafkaSource
 from tidemark.config.load import LoadedPipelines, environments_of, load_pipeline, load_pipelines, name_in
 from tidemark.config.model import PipelineConfig, Retention, Transaction
-from tidemark.config.problems import ConfigInvalid, Problem
 from tidemark.config.schema import Column, Schema
-from tidemark.config.shard import Expectation, Publish, Route, ShardConfig
+from tidemark.config.shard import Expectation, Publish, Route, ShardConfig, Tables
 from tidemark.config.source import CsvOptions, FilesSource, PostgresSource, SourceConfig
-from tidemark.config.tables import Tables
 
 __all__ = [
     "Column",

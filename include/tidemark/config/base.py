@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 
-from tidemark.config.problems import COLUMN_NAME, refused, shown
+from tidemark.config.document import COLUMN_NAME, refused, shown
 from tidemark.config.schema import Schema, parse_schema
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, checked_name

@@ -30,11 +30,10 @@ from pathlib import Path
 from time import strptime
 from typing import Any, Final
 
-from tidemark.config.document import DocumentReader, Node, problem_at
-from tidemark.config.paths import read_named
-from tidemark.config.problems import Flaw, Problem, nearest, shown
+from tidemark.config.document import DocumentReader, Flaw, Node, Problem, nearest, problem_at, shown
 from tidemark.config.row_rules import ROW_WISE
 from tidemark.config.schema import FLOATS, INTEGERS, Schema
+from tidemark.config.storage import read_named
 from tidemark.core.errors import InvalidUsage
 
 Types = type | tuple[type, ...]

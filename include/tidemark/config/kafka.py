@@ -27,9 +27,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from tidemark.config.base import ColumnName, Model, checked
-from tidemark.config.document import Node, problem_at
-from tidemark.config.paths import read_named, shown_place
-from tidemark.config.problems import Flaw, Problem, raise_flaws, shown
+from tidemark.config.document import Flaw, Node, Problem, problem_at, raise_flaws, shown
+from tidemark.config.storage import read_named, shown_place
 from tidemark.core.errors import InvalidUsage
 
 KEYS: Final = ("value_schema", "key_schema")

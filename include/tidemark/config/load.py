@@ -16,13 +16,21 @@ from pathlib import Path
 
 from tidemark.config.base import FROM_SOURCE, is_pattern
 from tidemark.config.discovered_tables import recorded_shapes, with_discovered_shards
-from tidemark.config.document import DocumentReader, Node, problem_at, validated
+from tidemark.config.document import (
+    ConfigInvalid,
+    DocumentReader,
+    Node,
+    Problem,
+    nearest,
+    problem_at,
+    shown,
+    validated,
+)
 from tidemark.config.expectations import SuiteReader
 from tidemark.config.kafka import SchemaReader
 from tidemark.config.model import PipelineConfig
-from tidemark.config.paths import default_root, is_relative, is_uri, resolved, shown_place
-from tidemark.config.problems import ConfigInvalid, Problem, nearest, shown
-from tidemark.config.tables import ShardSettings, matches_any, shard_name_of
+from tidemark.config.shard import ShardSettings, matches_any, shard_name_of
+from tidemark.config.storage import default_root, is_relative, is_uri, resolved, shown_place
 from tidemark.core.errors import InvalidUsage, TidemarkError
 
 _FILE_NAME = re.compile(r"\w[\w .-]*")
@@ -253,7 +261,7 @@ def _policy_problems(config: PipelineConfig, effective: Node, file: str) -> Iter
 
 
 def _place_problems(effective: Node, file: str, root: Path) -> Iterator[Problem]:
-    """Paths that a pipeline file may not set outside `environments` (see `tidemark.config.paths`)."""
+    """Paths that a pipeline file may not set outside `environments` (see `tidemark.config.storage`)."""
     for loc in (("source", "path"), ("warehouse",)):
         node: Node | None = effective
         for step in loc:

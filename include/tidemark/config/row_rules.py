@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemark.config.problems import COLUMN_NAME, shown
+from tidemark.config.document import COLUMN_NAME, shown
 from tidemark.core.errors import InvalidUsage
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tidemark.config.problems import COLUMN_NAME, nearest, shown
+from tidemark.config.document import COLUMN_NAME, nearest, shown
 from tidemark.core.errors import InvalidUsage
 
 RESERVED: Final = frozenset(

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from tidemark.config.base import Model, checked
+from tidemark.config.document import Flaw, raise_flaws, shown
 from tidemark.config.kafka import KafkaSource
-from tidemark.config.paths import checked_path, resolved
-from tidemark.config.problems import Flaw, raise_flaws, shown
-from tidemark.config.schema import Array, DataType, Map, Schema, Struct
+from tidemark.config.storage import checked_path, resolved
 from tidemark.core.errors import InvalidUsage
 
-if TYPE_CHECKING:
-    from tidemark.config.model import PipelineConfig
+_MARKER = re.compile(r"[^/\\{}*?\x00-\x1f]+\Z")
+_CONN_ID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
+_SLOT = re.compile(r"[a-z0-9_]{1,63}\Z")
 
 
 class Debezium(Model):
@@ -32,47 +31,6 @@ class Debezium(Model):
     time_precision_mode: Literal[
         "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"
     ] = "adaptive"
-
-
-def debezium_flaws(config: PipelineConfig) -> Iterator[Flaw]:
-    """Settings without effect, and a missing setting that is required."""
-    if config.debezium is not None and config.envelope != "debezium":
-        fact = f"debezium settings with envelope: {config.envelope}"
-        yield Flaw(("debezium",), fact, "write envelope: debezium, or remove them")
-    if config.debezium is not None and config.source.type == "postgres":
-        fact = "changes captured from a database do not come from a connector"
-        yield Flaw(("debezium",), fact, "remove the debezium settings")
-    is_set = config.debezium is not None and config.debezium.decimal_handling_mode is not None
-    read_as_text = config.source.type != "postgres" and config.source.format == "json"
-    if config.envelope != "debezium" or is_set or not read_as_text:
-        return
-    tables = config.tables.overrides if config.tables is not None else ()
-    places = [
-        *((("shards", index, "schema"), shard.columns) for index, shard in enumerate(config.shards)),
-        *((("tables", "overrides", index, "schema"), table.columns) for index, table in enumerate(tables)),
-    ]
-    for path, columns in places:
-        named = [c.name for c in columns if _has_decimal(c.type)] if isinstance(columns, Schema) else []
-        if named:
-            fact = f"column {named[0]!r} is a DECIMAL, and debezium.decimal_handling_mode is not set"
-            hint = "write debezium: {decimal_handling_mode: precise}, or the connector's mode"
-            yield Flaw(path, fact, hint)
-
-
-def _has_decimal(kind: DataType) -> bool:
-    match kind:
-        case Array():
-            return _has_decimal(kind.element)
-        case Map():
-            return _has_decimal(kind.value)
-        case Struct():
-            return any(_has_decimal(field.type) for field in kind.fields)
-    return kind.name == "DECIMAL"
-
-
-_MARKER = re.compile(r"[^/\\{}*?\x00-\x1f]+\Z")
-_CONN_ID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
-_SLOT = re.compile(r"[a-z0-9_]{1,63}\Z")
 
 
 def _pattern(text: str) -> str:

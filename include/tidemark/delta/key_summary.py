@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from tidemark.config.paths import cache_folder
+from tidemark.config.storage import cache_folder
 from tidemark.delta.records import ROWS_FULL, RecordFile
 from tidemark.delta.store import Store
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidemark.config.paths import cache_folder
+from tidemark.config.storage import cache_folder
 from tidemark.core.checksum import ENCODING, Digest
 from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.ids import TXN_NONE

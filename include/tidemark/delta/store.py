@@ -262,7 +262,7 @@ class Store:
 
     def _object_store(self) -> ObjectStore:
         if self._objects is None:
-            from tidemark.config.object_store import open_objects
+            from tidemark.config.storage import open_objects
 
             self._objects = open_objects(self.uri, self._options)
         return self._objects
@@ -278,7 +278,7 @@ class Store:
         """Open a file for random access: a path on a disk, a seekable reader for an object store."""
         if self.folder is not None:
             return str(self.folder / path)
-        from tidemark.config.object_store import ObjectReader
+        from tidemark.config.storage import ObjectReader
 
         return ObjectReader(self._object_store(), path)
 

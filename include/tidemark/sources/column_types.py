@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemark.config.object_store import opened
 from tidemark.config.source import Debezium
+from tidemark.config.storage import opened
 from tidemark.core.errors import InvalidUsage
 
 DECLARE: Final = "declare it in the pipeline file, with a type that holds its values"

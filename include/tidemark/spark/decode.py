@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from tidemark.config import PipelineConfig, ShardConfig
 from tidemark.config.base import is_pattern
-from tidemark.config.tables import glob_of
+from tidemark.config.shard import glob_of
 from tidemark.spark import documents as doc
 from tidemark.spark.flaws import (
     NULL_TEXT,

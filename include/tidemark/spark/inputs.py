@@ -24,8 +24,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from tidemark.config import CsvOptions, KafkaSource, PipelineConfig, ShardConfig
 from tidemark.config.kafka import AvroSchemas
-from tidemark.config.object_store import opened
-from tidemark.config.paths import is_uri
+from tidemark.config.storage import is_uri, opened
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.sources.files.content import packing_flaw, record_place

@@ -31,7 +31,7 @@ from tidemark.app.deployment import Deployment
 from tidemark.app.status import status_of
 from tidemark.app.tasks import maintenance_plan, open_pipeline
 from tidemark.app.transactions import listed, recent, run_facts, steps_of, whole
-from tidemark.config.paths import is_uri
+from tidemark.config.storage import is_uri
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import SOURCE, Digests
 from tidemark.core.errors import InvalidUsage

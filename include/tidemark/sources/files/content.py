@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tidemark.config.object_store import opened
+from tidemark.config.storage import opened
 from tidemark.sources.files.manifest import Manifest
 
 READ_BYTES: Final = 1024 * 1024

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from tidemark.config.object_store import open_objects
+from tidemark.config.storage import open_objects
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.sources.files.listing import Change, Found, Listing, is_temporary
 from tidemark.sources.files.manifest import BoundFile, is_inside

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Final
 
 from tidemark.config.model import PipelineConfig
-from tidemark.config.paths import cache_folder, is_uri
 from tidemark.config.source import FilesSource
+from tidemark.config.storage import cache_folder, is_uri
 from tidemark.core.binding import Binding, Step
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import Frontier, Txn

@@ -13,8 +13,8 @@ from psycopg import sql
 
 from tidemark.config.discovered_tables import recorded_shapes, with_discovered_shards
 from tidemark.config.model import PipelineConfig
+from tidemark.config.shard import shard_name_of
 from tidemark.config.source import PostgresSource
-from tidemark.config.tables import shard_name_of
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.connection import connect, translated_errors

@@ -1,4 +1,4 @@
-"""The paths that a pipeline file may use, and the folders of caches.
+"""The paths that a pipeline file may use, the folders of caches, and the client of an object store.
 
 The *root* is `$TIDEMARK_ROOT`, else the project folder (for a file in `<project>/include/pipelines`), else
 the folder of the pipeline file. A pipeline file's own `path` and `warehouse` must be relative and inside
@@ -11,21 +11,28 @@ which every binding copies, never has one.
 A cache is beside the table that it belongs to or, if that is not on a local disk, in a temporary folder:
 files on a network file system can't be mapped into memory safely, and locks on them are unreliable. Both
 folders are used by one user only.
+
+The client needs the extra `s3`, and is imported when an object store is first used.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 import tempfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tidemark.config.problems import shown
-from tidemark.core.errors import InvalidUsage
+from tidemark.config.document import shown
+from tidemark.core.errors import InvalidUsage, require
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 WAREHOUSE: Final = ".tidemark/warehouse"
 """The default folder for tables, inside the root."""
@@ -167,3 +174,68 @@ def _is_remote(folder: Path) -> bool:
     wanted = folder.absolute()
     kinds = {Path(mount[1]): mount[2] for mount in mounts if wanted.is_relative_to(mount[1])}
     return bool(kinds) and kinds[max(kinds, key=lambda one: len(one.parts))].startswith(_ELSEWHERE)
+
+
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
+# Options of delta-rs alone: locking, which conditional puts don't need.
+_OF_DELTA_RS = ("dynamo", "locking_provider", "unsafe_rename")
+
+
+def open_objects(uri: str, options: Mapping[str, str]) -> ObjectStore:
+    """Open the object store at an address, with the options of delta-rs."""
+    require("s3")
+    from obstore.exceptions import UnknownConfigurationKeyError
+    from obstore.store import from_url
+
+    known: Any = {
+        name.lower(): value
+        for name, value in options.items()
+        if not any(word in name.lower() for word in _OF_DELTA_RS)
+    }
+    client: Any = {}
+    for name in _CLIENT_OPTIONS:
+        given = (known.pop(name, None), known.pop(f"aws_{name}", None))
+        if found := given[0] or given[1] or os.environ.get(f"AWS_{name.upper()}"):
+            client[name] = found
+    try:
+        return from_url(uri.replace("s3a://", "s3://", 1), config=known, client_options=client)
+    except UnknownConfigurationKeyError as error:
+        fact = str(error).partition("\n")[0]
+        raise InvalidUsage(f"{uri} can't be reached: {fact}", hint="leave the option out") from error
+
+
+def opened(path: str) -> Any:
+    """Open a file for random access: a path on a disk as it is, a seekable reader for an object."""
+    if not is_uri(path):
+        return path
+    folder, _, name = path.rpartition("/")
+    return ObjectReader(_shared(folder), name)
+
+
+@lru_cache(maxsize=64)
+def _shared(uri: str) -> ObjectStore:
+    return open_objects(uri, {})
+
+
+class ObjectReader(io.RawIOBase):
+    """A seekable reader of an object. The client's own reader lacks `closed`, which pyarrow needs."""
+
+    def __init__(self, objects: ObjectStore, path: str) -> None:
+        import obstore
+
+        self._reader = obstore.open_reader(objects, path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        return bytes(self._reader.read(None if size is None or size < 0 else size))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._reader.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._reader.tell()
