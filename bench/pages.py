@@ -35,7 +35,7 @@ from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Decision, Evidence, Part, Seal, ShardParts, Staged, touch_mark
 from tidemark.delta.log import parts_folder
 from tidemark.pipeline.context import Attempt
-from tidemark.sources.files.manifest import BoundFile, Manifest
+from tidemark.sources.files.bound_files import BoundFile, Manifest
 
 BATCH = 1_000
 """As many rows as the full files of a history have."""

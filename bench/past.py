@@ -68,7 +68,7 @@ from tidemark.pipeline.context import Attempt, binding_at
 from tidemark.pipeline.leases import take_hold
 from tidemark.pipeline.listing import listing
 from tidemark.pipeline.upsert import bring_up_logs, put_seal
-from tidemark.sources.files.manifest import BoundFile, Manifest
+from tidemark.sources.files.bound_files import BoundFile, Manifest
 
 TOUCHED = 5
 DIGEST = Digest.of(range(80))

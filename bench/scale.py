@@ -31,8 +31,8 @@ from tidemark.core.publish import Policy
 from tidemark.core.seal import Decision, Part, Past, Seal, ShardParts, decide_seal
 from tidemark.pipeline.context import Pipeline, settle
 from tidemark.pipeline.upsert import bring_up_logs
-from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
-from tidemark.sources.files.objects import Objects
+from tidemark.sources.files.bound_files import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.listing import Objects
 from tidemark.sources.files.source import FileRules, FileSource
 
 FILES_PER_BINDING = 1_000

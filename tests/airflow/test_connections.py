@@ -10,7 +10,7 @@ import pytest
 from tidemark.config import KafkaSource, load_pipeline
 from tidemark.core.errors import InvalidUsage
 from tidemark.sources.kafka.connection import settings_of
-from tidemark.sources.postgres.connection import parameters_of
+from tidemark.sources.postgres.slot import parameters_of
 
 pytestmark = pytest.mark.airflow
 

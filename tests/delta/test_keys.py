@@ -11,7 +11,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tidemark.delta.parts import files_of_shard
-from tidemark.sources.files.manifest import Sweep
+from tidemark.sources.files.bound_files import Sweep
 from tidemark.sources.postgres.change_files import ChangeFiles
 
 SWEEP = Sweep("shard", ',"after":null}')

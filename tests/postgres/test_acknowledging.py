@@ -32,7 +32,7 @@ from tidemark.core.seal import Opinion, Staged
 from tidemark.pipeline.checkpoint import GRACE_SECONDS
 from tidemark.pipeline.decide import release
 from tidemark.pipeline.run import run
-from tidemark.sources.files.manifest import Manifest
+from tidemark.sources.files.bound_files import Manifest
 from tidemark.sources.postgres import change_files
 from tidemark.sources.postgres.change_files import WAL
 from tidemark.sources.postgres.pgoutput import Commit, parse

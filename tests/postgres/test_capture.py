@@ -18,11 +18,11 @@ from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Frontier
 from tidemark.pipeline.reclock import mint
-from tidemark.sources.files.manifest import PARTITION
-from tidemark.sources.postgres import change_files, copy
+from tidemark.sources.files.bound_files import PARTITION
+from tidemark.sources.postgres import change_files, snapshot
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.change_files import WAL
-from tidemark.sources.postgres.connection import connect
+from tidemark.sources.postgres.slot import connect
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -294,7 +294,7 @@ def test_a_first_reading_is_not_done_again_for_tables_that_were_read_before_the_
     works = rig(items=(ITEMS_SCHEMA, ["id"]), notes=(NOTES_SCHEMA, ["id"]))
     works.ready(ITEMS, NOTES, "INSERT INTO items VALUES (1)", "INSERT INTO notes VALUES (1)")
     taken: list[str] = []
-    original = copy.read_range
+    original = snapshot.read_range
 
     def crashing(published, *more):  # type: ignore[no-untyped-def]
         if published.name == "public.notes" and "public.notes" not in taken:
@@ -303,7 +303,7 @@ def test_a_first_reading_is_not_done_again_for_tables_that_were_read_before_the_
         taken.append(published.name)
         return original(published, *more)
 
-    monkeypatch.setattr(copy, "read_range", crashing)
+    monkeypatch.setattr(snapshot, "read_range", crashing)
     with pytest.raises(KeyboardInterrupt):
         works.bind()
     works.sql("INSERT INTO items VALUES (2)")

@@ -16,7 +16,7 @@ from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.run import run
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.catalog import CatalogFacts, is_rewritten
-from tidemark.sources.postgres.connection import connect
+from tidemark.sources.postgres.slot import connect
 from tidemark.sources.postgres.tables import published_tables
 
 pytestmark = pytest.mark.server

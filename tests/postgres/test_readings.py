@@ -39,9 +39,9 @@ from tidemark.core.replay import Verdict
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.publish import put_record
 from tidemark.pipeline.run import replay, run
-from tidemark.sources.files.manifest import Manifest
-from tidemark.sources.postgres import copy
-from tidemark.sources.postgres.copy import Progress, ranges_of
+from tidemark.sources.files.bound_files import Manifest
+from tidemark.sources.postgres import snapshot
+from tidemark.sources.postgres.snapshot import Progress, ranges_of
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]
@@ -97,7 +97,7 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
     rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows come and move between pages all the while: a range that saw another snapshot would show."""
-    monkeypatch.setattr(copy, "PAGES_PER_RANGE", 2)
+    monkeypatch.setattr(snapshot, "PAGES_PER_RANGE", 2)
     works = rig(**dict.fromkeys(("left", "right"), (PAIRS_SCHEMA, ["id"])))
     works.schemas = {f'"{name}"': shape for name, shape in works.schemas.items()}
     works.ready(
@@ -142,11 +142,11 @@ def test_big_tables_are_read_in_ranges_side_by_side_all_at_one_position_each_row
 def test_regression_a_table_that_is_to_be_rewritten_while_it_waits_to_be_read_is_read_first(
     rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rewriting: str
 ) -> None:
-    monkeypatch.setattr(copy, "PAGES_PER_RANGE", 1)
+    monkeypatch.setattr(snapshot, "PAGES_PER_RANGE", 1)
     works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
     works.ready(PAIRS.format("pairs"), "INSERT INTO pairs SELECT n, 'x' FROM generate_series(1, 900) n")
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'pairs'::regclass"
-    exported = copy._exported
+    exported = snapshot._exported
 
     with ThreadPoolExecutor(1) as pool:
         rewritten: list[Future[Any]] = []
@@ -158,7 +158,7 @@ def test_regression_a_table_that_is_to_be_rewritten_while_it_waits_to_be_read_is
                 pass
             return found
 
-        monkeypatch.setattr(copy, "_exported", late)
+        monkeypatch.setattr(snapshot, "_exported", late)
         # The truncate may be done in time to be bound behind the rows.
         [bound, *_] = works.bind()
         assert [row for _, _, row in works.changes(bound)] == [(n, "x") for n in range(1, 901)]
@@ -170,14 +170,14 @@ def test_a_table_that_is_changed_when_it_is_about_to_be_read_is_looked_at_again(
 ) -> None:
     works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
     works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
-    lock = copy.Sessions.lock
+    lock = snapshot.Sessions.lock
 
     def late(*arguments: Any) -> None:
         works.sql("ALTER TABLE pairs ALTER value TYPE varchar(9)")
         lock(*arguments)
 
     with monkeypatch.context() as once:
-        once.setattr(copy.Sessions, "lock", late)
+        once.setattr(snapshot.Sessions, "lock", late)
         with pytest.raises(Determinate, match=r"table public\.pairs changed while its reading began"):
             works.bind()
     assert works.changes(*works.bind()) == [("pairs", "c", (1, "a"))]
@@ -189,14 +189,14 @@ def test_a_table_that_is_truncated_when_it_is_about_to_be_read_is_read(
     """And its new file is the one on record: the next run does not take it for a rewritten table."""
     works = rig(pairs=(PAIRS_SCHEMA, ["id"]))
     works.ready(PAIRS.format("pairs"), "INSERT INTO pairs VALUES (1, 'a')")
-    lock = copy.Sessions.lock
+    lock = snapshot.Sessions.lock
 
     def late(*arguments: Any) -> None:
         works.sql("TRUNCATE pairs; INSERT INTO pairs VALUES (2, 'b')")
         lock(*arguments)
 
     with monkeypatch.context() as once:
-        once.setattr(copy.Sessions, "lock", late)
+        once.setattr(snapshot.Sessions, "lock", late)
         assert works.changes(*works.bind()) == [("pairs", "c", (2, "b"))]
     works.sql("INSERT INTO pairs VALUES (3, 'c')")
     assert works.changes(*works.bind()) == [("pairs", "c", (3, "c"))]
@@ -234,9 +234,9 @@ def test_ranges_have_every_page_and_progress_tells_what_is_left() -> None:
 def test_a_terminal_shows_how_far_a_source_is(capsys: pytest.CaptureFixture[str]) -> None:
     shown: list[str] = []
     with source_messages(shown.append):
-        logging.getLogger(copy.__name__).info("first rows of %d tables", 3)
-        logging.getLogger(copy.__name__).warning("the slot is in use")
-    logging.getLogger(copy.__name__).info("nobody looks any more")
+        logging.getLogger(snapshot.__name__).info("first rows of %d tables", 3)
+        logging.getLogger(snapshot.__name__).warning("the slot is in use")
+    logging.getLogger(snapshot.__name__).info("nobody looks any more")
     assert shown == ["first rows of 3 tables"]
     assert capsys.readouterr().err == "the slot is in use\n"
 

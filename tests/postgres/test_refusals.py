@@ -20,8 +20,8 @@ from tidemark.config import load_pipeline
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.change_files import WAL
-from tidemark.sources.postgres.connection import SETTINGS, connect, parameters_of
 from tidemark.sources.postgres.pgoutput import lsn_text
+from tidemark.sources.postgres.slot import SETTINGS, connect, parameters_of
 
 pytestmark = pytest.mark.server
 MakeRig = Callable[..., Rig]

@@ -31,13 +31,13 @@ from tidemark.config import PipelineConfig
 from tidemark.core.binding import Step
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Frontier
-from tidemark.sources.files.manifest import PARTITION, Manifest
+from tidemark.sources.files.bound_files import PARTITION, Manifest
 from tidemark.sources.postgres import change_files
 from tidemark.sources.postgres.capture import Capture, Start
 from tidemark.sources.postgres.change_files import WAL, ChangeFiles
-from tidemark.sources.postgres.copy import copied
 from tidemark.sources.postgres.pgoutput import Begin, Commit, Relation, RelationColumn
 from tidemark.sources.postgres.records import Table, place_of
+from tidemark.sources.postgres.snapshot import copied
 from tidemark.sources.postgres.tables import taken_shards
 from tidemark.sources.postgres.values import declared_for
 

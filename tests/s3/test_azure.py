@@ -18,9 +18,8 @@ from tidemark.core.ids import Txn
 from tidemark.delta.probe import probe_put_if_absent
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.run import run
-from tidemark.sources.files.listing import Listing, matcher
-from tidemark.sources.files.manifest import BoundFile
-from tidemark.sources.files.objects import Objects
+from tidemark.sources.files.bound_files import BoundFile
+from tidemark.sources.files.listing import Listing, Objects, matcher
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 

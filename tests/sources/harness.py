@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.core.binding import Binding, Configuration, Owner, decide_mint
 from tidemark.core.ledger import Put
-from tidemark.sources.files.manifest import BoundFile, Manifest
+from tidemark.sources.files.bound_files import BoundFile, Manifest
 from tidemark.sources.files.source import FileLimits, FileRules, FileSource
 
 

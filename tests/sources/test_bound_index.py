@@ -17,8 +17,7 @@ from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import Frontier, Txn
 from tidemark.sources.files import bound_files
-from tidemark.sources.files.bound_files import BoundFiles
-from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.bound_files import PARTITION, BoundFile, BoundFiles, Manifest
 from tidemark.sources.files.source import FileSource
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidemark.config.shard import ShardConfig
-from tidemark.sources.files.manifest import BoundFile, TableRead
+from tidemark.sources.files.bound_files import BoundFile, TableRead
 from tidemark.sources.postgres import snapshot
 from tidemark.sources.postgres.change_files import ChangeFiles
 from tidemark.sources.postgres.snapshot import Snapshot, find_snapshot, noted_tables, put_note

@@ -14,7 +14,7 @@ from tests.debezium.recorded import FOLDER, read
 from tidemark.config.schema import parse_schema
 from tidemark.config.source import Debezium
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.column_types import (
+from tidemark.spark.new_columns import (
     avro_columns,
     avro_type,
     connect_type,

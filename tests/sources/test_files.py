@@ -21,9 +21,9 @@ from tests.support.memory.control import MemoryControl
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import Frontier
+from tidemark.sources.files.bound_files import Manifest
 from tidemark.sources.files.content import packing_flaw, read_content
 from tidemark.sources.files.listing import is_temporary, matcher
-from tidemark.sources.files.manifest import Manifest
 from tidemark.sources.files.source import BoundFileChanged, FileLimits, FileRules, FileSource
 
 NOW = 1_700_000_000.0

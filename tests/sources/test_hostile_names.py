@@ -9,7 +9,7 @@ import pytest
 
 from tests.sources.harness import Landing, files_of
 from tidemark.core.errors import InvariantViolation
-from tidemark.sources.files.manifest import Manifest
+from tidemark.sources.files.bound_files import Manifest
 
 TAKEN = [
     "$(touch hacked).json", "-rf.json", "; rm -rf x.json", "`id`.json", "a\tb.json", "a\nb.json", "a b.json",

@@ -16,8 +16,8 @@ from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tidemark.core.binding import Binding, Configuration, Owner, decide_mint
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ledger import Put
-from tidemark.sources.files.manifest import BoundFile, Manifest
-from tidemark.sources.files.objects import Objects, literal_folders
+from tidemark.sources.files.bound_files import BoundFile, Manifest
+from tidemark.sources.files.listing import Objects, literal_folders
 from tidemark.sources.files.source import BoundFileChanged, FileLimits, FileRules, FileSource
 
 PLACE = "s3a://bucket/landing"

@@ -12,7 +12,7 @@ from tidemark.config import KafkaSource
 from tidemark.core.errors import Determinate, TidemarkError
 from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
-from tidemark.sources.files.manifest import BoundFile, Manifest
+from tidemark.sources.files.bound_files import BoundFile, Manifest
 from tidemark.sources.kafka.manifest import Range
 from tidemark.spark.failures import translated
 from tidemark.spark.inputs import FilesInput, Input, TopicsInput

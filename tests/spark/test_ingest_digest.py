@@ -18,8 +18,8 @@ from tests.support.memory.fold import fold as core_fold
 from tidemark.core.checksum import ENCODING, SOURCE, Digest
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import Txn, WriterToken
+from tidemark.sources.files.bound_files import BoundFile
 from tidemark.sources.files.content import BLOCK_BYTES, line_place
-from tidemark.sources.files.manifest import BoundFile
 from tidemark.spark.digest import digest_of, partials, row_hash
 from tidemark.spark.fold import FoldRule, fold, is_last
 from tidemark.spark.read import READ_CONFS, parts_for, read_lines

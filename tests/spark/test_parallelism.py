@@ -13,7 +13,7 @@ import pytest
 
 from tidemark.config import PipelineConfig
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.sources.files.manifest import BoundFile
+from tidemark.sources.files.bound_files import BoundFile
 from tidemark.spark import plane as plane_module
 from tidemark.spark.parts import PartStore, attempt_folder
 from tidemark.spark.plane import SparkPlane

@@ -8,7 +8,7 @@ import pytest
 
 from tidemark.config import PipelineConfig
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.sources.files.manifest import BoundFile
+from tidemark.sources.files.bound_files import BoundFile
 from tidemark.spark.inputs import form_of
 
 

@@ -15,7 +15,7 @@ from tidemark.config import PipelineConfig
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.ids import Frontier, ShardId, Txn, WriterToken
 from tidemark.core.seal import Staged
-from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
+from tidemark.sources.files.bound_files import PARTITION, BoundFile, Manifest
 from tidemark.spark.plane import SparkPlane
 
 Row = dict[str, Any]

@@ -20,8 +20,8 @@ from tidemark.config.shard import ShardSettings
 from tidemark.core.binding import Binding
 from tidemark.core.ids import QUARANTINE, Txn
 from tidemark.pipeline.context import binding_at
+from tidemark.sources.files.bound_files import PARTITION, Manifest
 from tidemark.sources.files.content import record_place
-from tidemark.sources.files.manifest import PARTITION, Manifest
 
 if TYPE_CHECKING:
     from tidemark.app.deployment import Deployment

@@ -129,8 +129,7 @@ def check_clock(warehouse: str, *, store: ObjectStore | None = None) -> Check:
 
 def check_landing(landing: str, *, store: ObjectStore | None = None) -> Check:
     """The landing files can be listed."""
-    from tidemark.sources.files.listing import Listing
-    from tidemark.sources.files.objects import Objects
+    from tidemark.sources.files.listing import Listing, Objects
 
     name = f"landing files in {landing}"
     try:

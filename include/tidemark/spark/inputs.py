@@ -27,9 +27,9 @@ from tidemark.config.kafka import AvroSchemas
 from tidemark.config.storage import is_uri, opened
 from tidemark.core.binding import Binding
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
+from tidemark.sources.files.bound_files import BoundFile, Manifest
 from tidemark.sources.files.content import packing_flaw, record_place
-from tidemark.sources.files.manifest import BoundFile, Manifest
-from tidemark.sources.files.objects import Objects
+from tidemark.sources.files.listing import Objects
 from tidemark.sources.kafka.connection import java_settings, settings_of
 from tidemark.sources.kafka.manifest import KafkaManifest, Range
 from tidemark.spark import documents as doc

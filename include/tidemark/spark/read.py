@@ -37,9 +37,9 @@ from pyspark.sql.types import (
 )
 
 from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.sources.files.bound_files import PARTITION as FILES
+from tidemark.sources.files.bound_files import BoundFile
 from tidemark.sources.files.content import BLOCK_BYTES, LINE_BITS
-from tidemark.sources.files.manifest import PARTITION as FILES
-from tidemark.sources.files.manifest import BoundFile
 from tidemark.spark.digest import row_hash_sql
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
 from tidemark.spark.sql import literal, opaque, quoted

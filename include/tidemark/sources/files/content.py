@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tidemark.config.storage import opened
-from tidemark.sources.files.manifest import Manifest
+from tidemark.sources.files.bound_files import Manifest
 
 READ_BYTES: Final = 1024 * 1024
 HASH_BYTES: Final = 16

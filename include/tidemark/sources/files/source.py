@@ -43,11 +43,18 @@ from tidemark.core.ids import Frontier, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import Waiting
-from tidemark.sources.files.bound_files import BoundFiles
+from tidemark.sources.files.bound_files import PARTITION, BoundFile, BoundFiles, Manifest
 from tidemark.sources.files.content import Content, read_content
-from tidemark.sources.files.listing import Change, Found, Listing, Skipped, find_change, listed, matcher
-from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest
-from tidemark.sources.files.objects import Objects
+from tidemark.sources.files.listing import (
+    Change,
+    Found,
+    Listing,
+    Objects,
+    Skipped,
+    find_change,
+    listed,
+    matcher,
+)
 
 THREADS: Final = max(4, os.cpu_count() or 1)
 """One thread hashes 600 to 900 MB a second, and so keeps up with dozens of cores of Spark (`bench.cores`)."""

@@ -30,7 +30,7 @@ from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import Frontier, ShardId
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import ShardKeysPort
-from tidemark.sources.files.manifest import Manifest, TableRead
+from tidemark.sources.files.bound_files import Manifest, TableRead
 from tidemark.sources.postgres.catalog import (
     CatalogFacts,
     is_rewritten,

@@ -41,7 +41,7 @@ from psycopg import sql
 
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.files.manifest import TableRead
+from tidemark.sources.files.bound_files import TableRead
 from tidemark.sources.postgres.change_files import ChangeFiles
 from tidemark.sources.postgres.pgoutput import Begin, Relation, RelationColumn, Truncate, parse, plain_name
 from tidemark.sources.postgres.slot import peek

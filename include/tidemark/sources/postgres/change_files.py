@@ -46,8 +46,8 @@ from tidemark.config.model import Transaction
 from tidemark.core.binding import Step
 from tidemark.core.ids import Frontier
 from tidemark.ports.source import Unneeded
+from tidemark.sources.files.bound_files import PARTITION, BoundFile, Manifest, Sweep, TableRead
 from tidemark.sources.files.content import HASH_BYTES, footer_hash
-from tidemark.sources.files.manifest import PARTITION, BoundFile, Manifest, Sweep, TableRead
 from tidemark.sources.postgres.pgoutput import lsn_text
 from tidemark.sources.postgres.values import Lines
 

@@ -17,8 +17,8 @@ from tidemark.config.shard import shard_name_of
 from tidemark.config.source import PostgresSource
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.sources.postgres import slot as slots
-from tidemark.sources.postgres.connection import connect, translated_errors
 from tidemark.sources.postgres.pgoutput import lsn_text
+from tidemark.sources.postgres.slot import connect, translated_errors
 from tidemark.sources.postgres.source import SlotSource
 from tidemark.sources.postgres.tables import (
     PublishedTable,

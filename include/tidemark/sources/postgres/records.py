@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 
 from tidemark.config.shard import ShardConfig
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.sources.files.manifest import Sweep
+from tidemark.sources.files.bound_files import Sweep
 from tidemark.sources.postgres.catalog import refused, reread, written_columns
 from tidemark.sources.postgres.pgoutput import (
     BINARY,

@@ -19,7 +19,7 @@ from tidemark.config.model import PipelineConfig
 from tidemark.config.source import PostgresSource
 from tidemark.core.binding import Binding
 from tidemark.ports.control import Ledger
-from tidemark.sources.files.manifest import Manifest
+from tidemark.sources.files.bound_files import Manifest
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.capture import CHANGES_PER_PEEK
 from tidemark.sources.postgres.change_files import WAL, ChangeFiles

@@ -40,9 +40,9 @@ from tidemark.core.ids import TXN_FIRST, Frontier, ShardId, Txn
 from tidemark.core.replay import Replayable
 from tidemark.ports.control import Ledger
 from tidemark.ports.source import ShardKeysPort, SourceReport, Unneeded, Waiting
+from tidemark.sources.files.bound_files import PARTITION, Manifest, TableRead
 from tidemark.sources.files.content import footer_hash, read_content
 from tidemark.sources.files.listing import Found, find_change, listed
-from tidemark.sources.files.manifest import PARTITION, Manifest, TableRead
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.capture import (
     SameTables,
@@ -60,15 +60,16 @@ from tidemark.sources.postgres.change_files import (
     let_go_unbound,
     unneeded,
 )
-from tidemark.sources.postgres.connection import SlotInUse, connect, translated_errors
-from tidemark.sources.postgres.copy import Tables, read_tables
 from tidemark.sources.postgres.pgoutput import lsn_text
 from tidemark.sources.postgres.records import place_of, sweep_of, swept_away
+from tidemark.sources.postgres.slot import SlotInUse, connect, translated_errors
 from tidemark.sources.postgres.slot_advance import SlotAdvance, SlotContents, acknowledged, last_bound
 from tidemark.sources.postgres.snapshot import (
     Snapshot,
+    Tables,
     ask_again,
     find_snapshot,
+    read_tables,
     reading_prefix,
     steps_of,
 )

@@ -36,9 +36,9 @@ from tidemark.core.errors import InvalidUsage
 from tidemark.sources.postgres import slot as slots
 from tidemark.sources.postgres.catalog import CatalogFacts, oldest_open
 from tidemark.sources.postgres.change_files import ChangeFiles
-from tidemark.sources.postgres.connection import connect, translated_errors
 from tidemark.sources.postgres.pgoutput import Relation, RelationColumn, plain_name
 from tidemark.sources.postgres.records import Table
+from tidemark.sources.postgres.slot import connect, translated_errors
 from tidemark.sources.postgres.values import NUMERIC, declared_for, numeric_limits
 
 _PRECISION_SHORT = 38

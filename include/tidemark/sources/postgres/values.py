@@ -49,7 +49,6 @@ from psycopg.postgres import types
 
 from tidemark.config.schema import Array, DataType, Decimal
 from tidemark.core.errors import InvalidUsage
-from tidemark.sources.postgres.connection import NOT_UTF8
 from tidemark.sources.postgres.pgoutput import (
     NULL,
     TEXT,
@@ -61,6 +60,7 @@ from tidemark.sources.postgres.pgoutput import (
     RelationColumn,
     Spans,
 )
+from tidemark.sources.postgres.slot import NOT_UTF8
 
 BOOL, BYTEA, NUMERIC, DATE, TIMESTAMP, TIMESTAMPTZ = (
     types[name].oid for name in ("bool", "bytea", "numeric", "date", "timestamp", "timestamptz")
