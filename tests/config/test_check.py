@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.config.harness import GOOD
-from tidemark.cli import check
+from tidemark.cli import definitions
 
 Write = Callable[..., Path]
 
@@ -19,7 +19,7 @@ Write = Callable[..., Path]
 @pytest.fixture
 def run() -> Callable[..., tuple[int, str]]:
     app = typer.Typer()
-    check.register(app)
+    definitions.register(app)
     app.command(name="other")(lambda: None)
 
     def run(*arguments: object) -> tuple[int, str]:

@@ -37,7 +37,7 @@ def test_regression_a_replay_of_open_transactions_finishes_them_at_once(root: Pa
 def test_regression_accepting_an_open_transaction_works_at_once(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemark.cli.decide.open_deployment", lambda *_: Typed(root))
+    monkeypatch.setattr("tidemark.cli.operations.open_deployment", lambda *_: Typed(root))
     for txn in ("1", "2"):
         result = CliRunner().invoke(app, ["accept", "p", txn, "--reason", "looked at", "--json"])
         assert result.exit_code == 0, (result.output, result.exception)

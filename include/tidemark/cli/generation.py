@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tidemark.app.generation_plan import Plan
     from tidemark.core.generation import Candidate
 
+
 SinceOption = Annotated[
     int, typer.Option("--from", min=1, help="The first transaction to read with the new settings.")
 ]

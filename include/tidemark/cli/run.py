@@ -70,7 +70,7 @@ def run(
     from tidemark.app import lineage, metrics
     from tidemark.app.publish import run_and_publish
     from tidemark.app.transactions import sentence_of
-    from tidemark.cli.transactions import passed_over, warnings_of
+    from tidemark.cli.status import passed_over, warnings_of
     from tidemark.pipeline.reclock import only_proves
     from tidemark.pipeline.schema_change import left_out
 
@@ -113,7 +113,7 @@ def _show_run(
     warned: Mapping[Txn, tuple[str, ...]],
     published: Mapping[ShardId, object],
 ) -> None:
-    from tidemark.cli.transactions import show_passed_over
+    from tidemark.cli.status import show_passed_over
     from tidemark.pipeline.schema_change import left_out
 
     show_decided(report.decided)
