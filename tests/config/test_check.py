@@ -19,7 +19,7 @@ Write = Callable[..., Path]
 @pytest.fixture
 def run() -> Callable[..., tuple[int, str]]:
     app = typer.Typer()
-    definitions.register(app)
+    app.add_typer(definitions.commands)
     app.command(name="other")(lambda: None)
 
     def run(*arguments: object) -> tuple[int, str]:

@@ -178,7 +178,7 @@ def test_what_staging_could_not_decide_is_refused_with_its_line(
         raise TypeError("an odd argument")
 
     for decides, fact in ((raises, "TypeError: an odd argument"), (lambda *_: None, "row by row")):
-        monkeypatch.setattr("tidemark.config.row_rules.broken_when", decides)
+        monkeypatch.setattr("tidemark.config.shard.broken_when", decides)
         [problem] = problems(*given("column_values_to_not_be_null", "{column: v}", "quarantine"))
         assert (problem.line, fact in problem.fact) == (11, True)
 

@@ -107,10 +107,8 @@ class Commands(Mapping[str, Any]):
 
 @cache
 def commands_of(module: str) -> Mapping[str, Any]:
-    """The commands that a module registers."""
-    registered = typer.Typer()
-    import_module(module).register(registered)
-    commands = get_group(registered).commands
+    """The commands of a module."""
+    commands = get_group(import_module(module).commands).commands
     _unwrap(commands)
     return commands
 

@@ -22,8 +22,9 @@ from tidemark.cli.shared import (
     print_table,
     say,
 )
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.ids import checked_name
+from tidemark.pipeline.schema_change import fit_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,13 +49,52 @@ class Checked:
     """How the file differs from its warehouse where that is no problem, or why they were not compared."""
 
 
-def register(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command(name="check")(check)
-    app.command(name="init")(init)
-    app.add_typer(source, name="source")
+PIPELINE: Final = """\
+# What Tidemark does with the files in data/{name}. `tidemark check {name}` explains it.
+name: {name}
+schedule: "@hourly"
+
+source:
+  type: files
+  path: data/{name}
+  format: json # one record per line
+  settle_seconds: 0 # how long a file must have been left alone; 0 for this sample
+
+envelope: upsert
+
+shards:
+  - name: customers
+    schema: |
+      id BIGINT NOT NULL,
+      name STRING,
+      city STRING,
+      version INT
+    keys: [id]
+    sequence_by: version # the highest version of a customer wins, in whatever order records come
+    apply_as_deletes: op = 'D'
+"""
+
+SAMPLES: Final = {
+    "0001.json": (
+        {"id": 1, "name": "Ada", "city": "London", "version": 1},
+        {"id": 2, "name": "Emmy", "city": "Erlangen", "version": 1},
+        {"id": 3, "name": "Grace", "city": "New York", "version": 1},
+    ),
+    "0002.json": (
+        {"id": 2, "name": "Emmy", "city": "Göttingen", "version": 2},
+        {"id": 3, "op": "D", "version": 2},
+        {"id": "four", "name": "a broken record", "city": None, "version": 1},
+    ),
+}
 
 
+source = typer.Typer(help="Look at a database that changes are captured from.", no_args_is_help=True)
+
+commands: Final = typer.Typer()
+commands.add_typer(source, name="source")
+
+
+@commands.command(name="check")
 def check(
     files: Annotated[
         list[Path] | None,
@@ -81,6 +121,83 @@ def check(
     else:
         _show_checked(checked, problems)
     raise typer.Exit(code=EXIT_INVALID if problems else 0)
+
+
+@commands.command(name="init")
+def init(
+    name: Annotated[str, typer.Argument(help="The name of the new pipeline.", metavar="NAME")],
+    folder: Annotated[Path, typer.Option(help="The folder to create it in.")] = Path(),
+) -> None:
+    """Scaffold a pipeline: its file, and sample data. Nothing that exists is overwritten."""
+    checked_name(name, what="pipeline")
+    inside = folder / "include" / "pipelines"
+    file = (inside if inside.is_dir() else folder / "pipelines") / f"{name}.yaml"
+    data = folder / "data" / name
+    for path in (file, data):
+        if path.exists():
+            raise InvalidUsage(f"{path} already exists", hint="choose another name, or remove it")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    data.mkdir(parents=True)
+    file.write_text(PIPELINE.format(name=name), encoding="utf-8")
+    for sample, records in SAMPLES.items():
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        (data / sample).write_text(lines, encoding="utf-8")
+    say(f"made {file} and {data}/")
+    commands = [f"tidemark {word} {name}" for word in ("check", "run", "status", "read", "quarantine")]
+    entered = [] if folder == Path() else [f"cd {folder}"]
+    say("try:  " + "\n      ".join([*entered, *commands]))
+
+
+@source.command(name="check", epilog=EXIT_CODES)
+def check_source(
+    pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
+) -> None:
+    """Check rights, log level, slot, publication, retained log and tables, with the SQL to correct each; and
+    whether the tables that were read are as they were then, as every run does."""
+    from tidemark.sources.postgres.check import requirements
+    from tidemark.sources.postgres.source import SlotSource
+
+    deployment = open_deployment(pipeline, environment)
+    known = deployment.unchecked.source if deployment.config.source.type == "postgres" else None
+    found = requirements(deployment.config, known if isinstance(known, SlotSource) else None)
+    failed = [one for one in found if not one.ok]
+    if as_json:
+        print_json({"ok": not failed, "requirements": found})
+    else:
+        print_table("", ("", "what", "found"), [("ok" if r.ok else "no", r.what, r.found) for r in found])
+        for one in failed:
+            say(f"to correct {one.what}: {one.fix}", style="yellow")
+    raise typer.Exit(code=EXIT_USAGE if failed else 0)
+
+
+@source.command(name="schema", epilog=EXIT_CODES)
+def schema(
+    conn_id: Annotated[str, typer.Argument(help="The id of the connection.", metavar="CONN_ID")],
+    publication: Annotated[str, typer.Argument(help="The publication.", metavar="PUBLICATION")],
+) -> None:
+    """Print the `shards` of a pipeline file that takes every table of a publication."""
+    from tidemark.sources.postgres.check import shards_yaml
+
+    typer.echo(shards_yaml(conn_id, publication))
+
+
+@source.command(name="reread", epilog=EXIT_CODES)
+def reread(
+    pipeline: PipelineArgument,
+    table: Annotated[str, typer.Argument(help="The table, as schema.table.", metavar="TABLE")],
+    environment: EnvironmentOption = None,
+) -> None:
+    """Have the next run read one table again: the rows of its shard are replaced, in one transaction."""
+    from tidemark.sources.postgres.source import SlotSource
+
+    found = open_deployment(pipeline, environment).pipeline.source
+    if not isinstance(found, SlotSource):
+        raise InvalidUsage(
+            f"pipeline {pipeline!r} does not read a database",
+            hint="use `tidemark replay` to check its transactions",
+        )
+    found.ask_again(table)
+    say(f"the next run reads {table} again; if transactions are open, it finishes those first")
 
 
 def _all() -> list[Path]:
@@ -129,8 +246,6 @@ def _compared(file: str, environment: str, config: PipelineConfig) -> Checked:
     from tidemark.app.tasks import no_session
     from tidemark.config import Problem
     from tidemark.config.storage import is_uri
-    from tidemark.core.errors import TidemarkError
-    from tidemark.pipeline.schema_change import fit_of
 
     options = ASKED_ONCE if is_uri(config.warehouse_location) else None
     try:
@@ -268,122 +383,3 @@ def _lines(config: PipelineConfig) -> Iterator[tuple[str, str]]:
     records = f", {limits.max_records:,} records" if limits.max_records else ""
     size = f"{limits.max_bytes / 1024**2:,.0f} MiB"
     yield "at a time", f"up to {limits.max_files:,} files, {size}{records}"
-
-
-PIPELINE: Final = """\
-# What Tidemark does with the files in data/{name}. `tidemark check {name}` explains it.
-name: {name}
-schedule: "@hourly"
-
-source:
-  type: files
-  path: data/{name}
-  format: json # one record per line
-  settle_seconds: 0 # how long a file must have been left alone; 0 for this sample
-
-envelope: upsert
-
-shards:
-  - name: customers
-    schema: |
-      id BIGINT NOT NULL,
-      name STRING,
-      city STRING,
-      version INT
-    keys: [id]
-    sequence_by: version # the highest version of a customer wins, in whatever order records come
-    apply_as_deletes: op = 'D'
-"""
-
-SAMPLES: Final = {
-    "0001.json": (
-        {"id": 1, "name": "Ada", "city": "London", "version": 1},
-        {"id": 2, "name": "Emmy", "city": "Erlangen", "version": 1},
-        {"id": 3, "name": "Grace", "city": "New York", "version": 1},
-    ),
-    "0002.json": (
-        {"id": 2, "name": "Emmy", "city": "Göttingen", "version": 2},
-        {"id": 3, "op": "D", "version": 2},
-        {"id": "four", "name": "a broken record", "city": None, "version": 1},
-    ),
-}
-
-
-def init(
-    name: Annotated[str, typer.Argument(help="The name of the new pipeline.", metavar="NAME")],
-    folder: Annotated[Path, typer.Option(help="The folder to create it in.")] = Path(),
-) -> None:
-    """Scaffold a pipeline: its file, and sample data. Nothing that exists is overwritten."""
-    checked_name(name, what="pipeline")
-    inside = folder / "include" / "pipelines"
-    file = (inside if inside.is_dir() else folder / "pipelines") / f"{name}.yaml"
-    data = folder / "data" / name
-    for path in (file, data):
-        if path.exists():
-            raise InvalidUsage(f"{path} already exists", hint="choose another name, or remove it")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    data.mkdir(parents=True)
-    file.write_text(PIPELINE.format(name=name), encoding="utf-8")
-    for sample, records in SAMPLES.items():
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        (data / sample).write_text(lines, encoding="utf-8")
-    say(f"made {file} and {data}/")
-    commands = [f"tidemark {word} {name}" for word in ("check", "run", "status", "read", "quarantine")]
-    entered = [] if folder == Path() else [f"cd {folder}"]
-    say("try:  " + "\n      ".join([*entered, *commands]))
-
-
-source = typer.Typer(help="Look at a database that changes are captured from.", no_args_is_help=True)
-
-
-@source.command(name="check", epilog=EXIT_CODES)
-def check_source(
-    pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
-) -> None:
-    """Check rights, log level, slot, publication, retained log and tables, with the SQL to correct each; and
-    whether the tables that were read are as they were then, as every run does."""
-    from tidemark.sources.postgres.check import requirements
-    from tidemark.sources.postgres.source import SlotSource
-
-    deployment = open_deployment(pipeline, environment)
-    known = deployment.unchecked.source if deployment.config.source.type == "postgres" else None
-    found = requirements(deployment.config, known if isinstance(known, SlotSource) else None)
-    failed = [one for one in found if not one.ok]
-    if as_json:
-        print_json({"ok": not failed, "requirements": found})
-    else:
-        print_table("", ("", "what", "found"), [("ok" if r.ok else "no", r.what, r.found) for r in found])
-        for one in failed:
-            say(f"to correct {one.what}: {one.fix}", style="yellow")
-    raise typer.Exit(code=EXIT_USAGE if failed else 0)
-
-
-@source.command(name="schema", epilog=EXIT_CODES)
-def schema(
-    conn_id: Annotated[str, typer.Argument(help="The id of the connection.", metavar="CONN_ID")],
-    publication: Annotated[str, typer.Argument(help="The publication.", metavar="PUBLICATION")],
-) -> None:
-    """Print the `shards` of a pipeline file that takes every table of a publication."""
-    from tidemark.sources.postgres.check import shards_yaml
-
-    typer.echo(shards_yaml(conn_id, publication))
-
-
-@source.command(name="reread", epilog=EXIT_CODES)
-def reread(
-    pipeline: PipelineArgument,
-    table: Annotated[str, typer.Argument(help="The table, as schema.table.", metavar="TABLE")],
-    environment: EnvironmentOption = None,
-) -> None:
-    """Have the next run read one table again: the rows of its shard are replaced, in one transaction."""
-    from tidemark.core.errors import InvalidUsage
-    from tidemark.sources.postgres.source import SlotSource
-
-    found = open_deployment(pipeline, environment).pipeline.source
-    if not isinstance(found, SlotSource):
-        raise InvalidUsage(
-            f"pipeline {pipeline!r} does not read a database",
-            hint="use `tidemark replay` to check its transactions",
-        )
-    found.ask_again(table)
-    say(f"the next run reads {table} again; if transactions are open, it finishes those first")

@@ -30,6 +30,8 @@ from tidemark.app.workspace import pipeline_folders
 from tidemark.config.storage import is_uri
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.ids import is_name
+from tidemark.pipeline.history import losses, require_home
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -57,6 +59,76 @@ class Check:
     ok: bool
     found: str
     remedy: str = ""
+
+
+_RESTORE_SHOWN_BY = {
+    "postgres": "its replication slot would show that everything was restored from one copy",
+    "kafka": "its consumer group would show that everything was restored from one copy",
+}
+
+
+CLOCK_SECONDS_MAX: Final = 60.0
+"""The maximum clock difference. `settle_seconds` compares the store's timestamps with this clock."""
+_CONNECTORS: Final = {
+    "gs": "com.google.cloud.bigdataoss:gcs-connector",
+    "abfs": "org.apache.hadoop:hadoop-azure",
+    "abfss": "org.apache.hadoop:hadoop-azure",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The distinct warehouses and landing folders of an environment's pipelines."""
+
+    warehouses: tuple[str, ...]
+    landings: tuple[str, ...]
+
+
+commands: Final = typer.Typer()
+
+
+@commands.command(name="doctor")
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+    warehouse: Annotated[
+        str | None,
+        typer.Option(
+            help="The folder or URI of the tables; $TIDEMARK_WAREHOUSE by default, else .tidemark/warehouse.",
+            metavar="PLACE",
+        ),
+    ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "--environment",
+            "-e",
+            help="Check the places of the pipeline files in this environment: stores, connector, clock.",
+        ),
+    ] = None,
+    spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark/--no-spark", help="Start Spark and use a small Delta table; takes half a minute."
+        ),
+    ] = True,
+) -> None:
+    """Check versions, Java, jars, Spark and the warehouse's put-if-absent; fail if one of them fails."""
+
+    if environment is not None:
+        places = places_of(environment)
+        checks = [*machine_checks(with_spark=spark), *store_checks(places)]
+    else:
+        checks = list(all_checks(warehouse=warehouse_to_check(warehouse), with_spark=spark))
+    failed = sum(not check.ok for check in checks)
+    if as_json:
+        report = {"ok": not failed, "checks": [dataclasses.asdict(check) for check in checks]}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        _show(checks)
+        typer.echo(
+            f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
+        )
+    raise typer.Exit(code=1 if failed else 0)
 
 
 def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
@@ -236,10 +308,8 @@ def check_put_if_absent(warehouse: str) -> Check:
 
 def check_address(warehouse: str) -> Check:
     """Every pipeline of the warehouse is where its history says, so none is a copy."""
-    from tidemark.core.ids import is_name
     from tidemark.delta.control import DeltaControl
     from tidemark.delta.store import Store, reading
-    from tidemark.pipeline.history import require_home
 
     name, there = "warehouse address", 0
     try:
@@ -258,10 +328,8 @@ def check_histories(warehouse: str) -> Iterator[Check]:
     """Every pipeline's history has what its checkpoint, the logs and states of all its shards have, also of
     shards that no pipeline file declares any more. Says what outside the warehouse would show that all of
     them were restored from one copy."""
-    from tidemark.core.ids import is_name
     from tidemark.delta.control import DeltaControl
     from tidemark.delta.store import Store, reading
-    from tidemark.pipeline.history import losses
 
     try:
         with reading(warehouse):
@@ -287,12 +355,6 @@ def check_histories(warehouse: str) -> Iterator[Check]:
             yield Check(name, ok=True, found=f"{upper - 1} transactions, every log agrees; {shown_by}")
 
 
-_RESTORE_SHOWN_BY = {
-    "postgres": "its replication slot would show that everything was restored from one copy",
-    "kafka": "its consumer group would show that everything was restored from one copy",
-}
-
-
 def _shows_a_restore(records: Sequence[Binding]) -> str:
     """What outside the warehouse shows a complete restore, by the settings of the newest binding."""
     kinds = [json.loads(one.configuration.text)["source"]["type"] for one in records]
@@ -305,54 +367,6 @@ def _shows_a_restore(records: Sequence[Binding]) -> str:
 
 def _failed(name: str, error: TidemarkError) -> Check:
     return Check(name, ok=False, found=error.fact, remedy=error.hint)
-
-
-def register(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command(name="doctor")(doctor)
-
-
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
-    warehouse: Annotated[
-        str | None,
-        typer.Option(
-            help="The folder or URI of the tables; $TIDEMARK_WAREHOUSE by default, else .tidemark/warehouse.",
-            metavar="PLACE",
-        ),
-    ] = None,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            "--environment",
-            "-e",
-            help="Check the places of the pipeline files in this environment: stores, connector, clock.",
-        ),
-    ] = None,
-    spark: Annotated[
-        bool,
-        typer.Option(
-            "--spark/--no-spark", help="Start Spark and use a small Delta table; takes half a minute."
-        ),
-    ] = True,
-) -> None:
-    """Check versions, Java, jars, Spark and the warehouse's put-if-absent; fail if one of them fails."""
-
-    if environment is not None:
-        places = places_of(environment)
-        checks = [*machine_checks(with_spark=spark), *store_checks(places)]
-    else:
-        checks = list(all_checks(warehouse=warehouse_to_check(warehouse), with_spark=spark))
-    failed = sum(not check.ok for check in checks)
-    if as_json:
-        report = {"ok": not failed, "checks": [dataclasses.asdict(check) for check in checks]}
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        _show(checks)
-        typer.echo(
-            f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
-        )
-    raise typer.Exit(code=1 if failed else 0)
 
 
 def warehouse_to_check(given: str | None) -> str:
@@ -368,40 +382,18 @@ def _show(checks: list[Check]) -> None:
     """Print the checks as a table, each remedy below its finding."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     table.add_column("check", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("found", overflow="fold")
     for check in checks:
-        mark = "[green]ok[/green]" if check.ok else "[red]not ok[/red]"
-        # The values may contain square brackets, which rich would parse as markup.
-        found = _plain(check.found) if check.ok else f"{_plain(check.found)}\n-> {_plain(check.remedy)}"
-        table.add_row(_plain(check.name), mark, found)
+        mark = Text("ok", style="green") if check.ok else Text("not ok", style="red")
+        # A `Text` has no markup, so square brackets are printed.
+        found = check.found if check.ok else f"{check.found}\n-> {check.remedy}"
+        table.add_row(Text(check.name), mark, Text(found))
     Console().print(table)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-CLOCK_SECONDS_MAX: Final = 60.0
-"""The maximum clock difference. `settle_seconds` compares the store's timestamps with this clock."""
-_CONNECTORS: Final = {
-    "gs": "com.google.cloud.bigdataoss:gcs-connector",
-    "abfs": "org.apache.hadoop:hadoop-azure",
-    "abfss": "org.apache.hadoop:hadoop-azure",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The distinct warehouses and landing folders of an environment's pipelines."""
-
-    warehouses: tuple[str, ...]
-    landings: tuple[str, ...]
 
 
 def places_of(environment: str) -> Places:

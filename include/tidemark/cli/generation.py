@@ -20,13 +20,13 @@ from tidemark.cli.shared import (
     say,
 )
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.generation import GRACE_SECONDS
+from tidemark.core.generation import GRACE_SECONDS, Candidate
 from tidemark.core.text import numbers, span
+from tidemark.pipeline.generation import comparisons
 
 if TYPE_CHECKING:
     from tidemark.app.generation import Generations, Pair
     from tidemark.app.generation_plan import Plan
-    from tidemark.core.generation import Candidate
 
 
 SinceOption = Annotated[
@@ -46,25 +46,16 @@ FollowOption = Annotated[
     bool, typer.Option("--follow/--no-follow", help="Catch up with the pipeline right away.")
 ]
 
-app: Final = typer.Typer(
+generation: Final = typer.Typer(
     help="Replace a pipeline's configuration without downtime: plan, start, promote, roll back.",
     no_args_is_help=True,
 )
 
-
-def register(root: typer.Typer) -> None:
-    """Register the commands."""
-    root.add_typer(app, name="generation")
-    root.command(name="reprocess", epilog=EXIT_CODES)(reprocess)
+commands: Final = typer.Typer()
+commands.add_typer(generation, name="generation")
 
 
-def _opened(pipeline: str, environment: str | None) -> Generations:
-    from tidemark.app.generation import Generations
-
-    return Generations(open_deployment(pipeline, environment))
-
-
-@app.command(epilog=EXIT_CODES)
+@generation.command(epilog=EXIT_CODES)
 def plan(
     pipeline: PipelineArgument,
     from_now: FromNowOption = False,
@@ -81,7 +72,7 @@ def plan(
         _print_plan(found)
 
 
-@app.command(epilog=EXIT_CODES)
+@generation.command(epilog=EXIT_CODES)
 def start(
     pipeline: PipelineArgument,
     reason: ReasonOption,
@@ -102,6 +93,7 @@ def start(
     _begun(generations, begun, follow=follow and not from_now, as_json=as_json)
 
 
+@commands.command(name="reprocess", epilog=EXIT_CODES)
 def reprocess(
     pipeline: PipelineArgument,
     reason: ReasonOption,
@@ -125,18 +117,7 @@ def reprocess(
         _promote(generations, as_json=as_json)
 
 
-def _begun(generations: Generations, begun: Candidate, *, follow: bool, as_json: bool) -> None:
-    if not as_json:
-        say(f"generation {begun.generation} is a candidate: {begun.reason}")
-    if follow:
-        _follow(generations.pair(begun), quiet=as_json)
-    if as_json:
-        print_json(_status(generations))
-    elif follow:
-        say("look at it with `tidemark generation status --compare`, then promote or abort it")
-
-
-@app.command(epilog=EXIT_CODES)
+@generation.command(epilog=EXIT_CODES)
 def follow(
     pipeline: PipelineArgument,
     environment: EnvironmentOption = None,
@@ -149,21 +130,7 @@ def follow(
         print_json(_status(generations))
 
 
-def _follow(pair: Pair, *, quiet: bool) -> None:
-    with progress_line(quiet) as progress:
-        done = list(pair.follow(new_attempt(f"generation-{pair.candidate.folder}"), progress=progress))
-    if quiet:
-        return
-    found = pair.position()
-    differ = [one.txn for one in done if one.differs]
-    other = [one.txn for one in done if not one.source_equal]
-    text = f"followed {len(done):,} transactions, up to {found.txn} of {found.sealed}"
-    say(f"{text}; {len(differ):,} give other rows" if done else f"{text}: nothing new")
-    if other:
-        say(f"read other records than the pipeline did: {numbers(other)}", style="red")
-
-
-@app.command(epilog=EXIT_CODES)
+@generation.command(epilog=EXIT_CODES)
 def status(
     pipeline: PipelineArgument,
     compare: Annotated[
@@ -204,8 +171,84 @@ def status(
         )
 
 
+@generation.command(epilog=EXIT_CODES)
+def promote(
+    pipeline: PipelineArgument,
+    wait_seconds: Annotated[
+        int,
+        typer.Option(min=1, help="How long runs may wait for the promotion before they skip it."),
+    ] = int(GRACE_SECONDS),
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put the candidate in charge: all shards change at one transaction, or none does."""
+    _promote(_opened(pipeline, environment), wait_seconds=wait_seconds, as_json=as_json)
+
+
+@generation.command(epilog=EXIT_CODES)
+def abort(
+    pipeline: PipelineArgument,
+    reason: ReasonOption,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End the candidate and remove all its tables. The pipeline's own are not touched."""
+    ended = _opened(pipeline, environment).abort(reason=reason)
+    if as_json:
+        print_json(ended)
+    else:
+        say(f"generation {ended.generation} is aborted: {ended.reason}")
+
+
+@generation.command(epilog=EXIT_CODES)
+def rollback(
+    pipeline: PipelineArgument,
+    reason: ReasonOption,
+    follow: FollowOption = True,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a candidate with the settings before the last promotion, as a new generation.
+
+    It reads everything again, transactions after the promotion included. Promote it to go back.
+    """
+    generations = _opened(pipeline, environment)
+    begun = generations.rollback(reason=reason)
+    _begun(generations, begun, follow=follow, as_json=as_json)
+
+
+def _opened(pipeline: str, environment: str | None) -> Generations:
+    from tidemark.app.generation import Generations
+
+    return Generations(open_deployment(pipeline, environment))
+
+
+def _begun(generations: Generations, begun: Candidate, *, follow: bool, as_json: bool) -> None:
+    if not as_json:
+        say(f"generation {begun.generation} is a candidate: {begun.reason}")
+    if follow:
+        _follow(generations.pair(begun), quiet=as_json)
+    if as_json:
+        print_json(_status(generations))
+    elif follow:
+        say("look at it with `tidemark generation status --compare`, then promote or abort it")
+
+
+def _follow(pair: Pair, *, quiet: bool) -> None:
+    with progress_line(quiet) as progress:
+        done = list(pair.follow(new_attempt(f"generation-{pair.candidate.folder}"), progress=progress))
+    if quiet:
+        return
+    found = pair.position()
+    differ = [one.txn for one in done if one.differs]
+    other = [one.txn for one in done if not one.source_equal]
+    text = f"followed {len(done):,} transactions, up to {found.txn} of {found.sealed}"
+    say(f"{text}; {len(differ):,} give other rows" if done else f"{text}: nothing new")
+    if other:
+        say(f"read other records than the pipeline did: {numbers(other)}", style="red")
+
+
 def _status(generations: Generations, *, compare: bool = False) -> dict[str, Any]:
-    from tidemark.pipeline.generation import comparisons
 
     deployment = generations.deployment
     candidate = generations.candidate
@@ -245,20 +288,6 @@ def _status(generations: Generations, *, compare: bool = False) -> dict[str, Any
     return found
 
 
-@app.command(epilog=EXIT_CODES)
-def promote(
-    pipeline: PipelineArgument,
-    wait_seconds: Annotated[
-        int,
-        typer.Option(min=1, help="How long runs may wait for the promotion before they skip it."),
-    ] = int(GRACE_SECONDS),
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Put the candidate in charge: all shards change at one transaction, or none does."""
-    _promote(_opened(pipeline, environment), wait_seconds=wait_seconds, as_json=as_json)
-
-
 def _promote(generations: Generations, *, wait_seconds: float = GRACE_SECONDS, as_json: bool) -> None:
     pair = generations.pair(generations.required())
     with progress_line(as_json) as progress:
@@ -271,38 +300,6 @@ def _promote(generations: Generations, *, wait_seconds: float = GRACE_SECONDS, a
     rows = {shard: (one.upserts, one.deletes) for shard, one in done.corrections.items() if one.parts}
     text = ", ".join(f"{shard} {ups:,} changed, {gone:,} gone" for shard, (ups, gone) in rows.items())
     say(f"generation {done.generation} is in charge since transaction {done.txn}: {text or 'no row changed'}")
-
-
-@app.command(epilog=EXIT_CODES)
-def abort(
-    pipeline: PipelineArgument,
-    reason: ReasonOption,
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """End the candidate and remove all its tables. The pipeline's own are not touched."""
-    ended = _opened(pipeline, environment).abort(reason=reason)
-    if as_json:
-        print_json(ended)
-    else:
-        say(f"generation {ended.generation} is aborted: {ended.reason}")
-
-
-@app.command(epilog=EXIT_CODES)
-def rollback(
-    pipeline: PipelineArgument,
-    reason: ReasonOption,
-    follow: FollowOption = True,
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Begin a candidate with the settings before the last promotion, as a new generation.
-
-    It reads everything again, transactions after the promotion included. Promote it to go back.
-    """
-    generations = _opened(pipeline, environment)
-    begun = generations.rollback(reason=reason)
-    _begun(generations, begun, follow=follow, as_json=as_json)
 
 
 def _print_plan(found: Plan) -> None:

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -23,31 +24,34 @@ from tidemark.cli.shared import (
     say,
 )
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.text import numbers
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.text import numbers, sequence_number, sequence_text
+from tidemark.pipeline.context import watermark_below
+from tidemark.pipeline.decide import set_watermark_back
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from tidemark.app.maintenance import MaintenanceReport
-    from tidemark.app.recovery import Planned, Report
+    from tidemark.app.recovery import Planned
+    from tidemark.app.recovery import Report as Recovered
     from tidemark.app.reports import Report
-    from tidemark.core.ids import ShardId, Txn
 
 
 TxnArgument = Annotated[int, typer.Argument(min=1, help="The number of the transaction.", metavar="TXN")]
 
 
-def register(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command(name="skip", epilog=EXIT_CODES)(skip)
-    app.command(name="accept", epilog=EXIT_CODES)(accept)
-    app.command(name="release", epilog=EXIT_CODES)(release)
-    app.command(name="watermark", epilog=EXIT_CODES)(watermark)
-    app.command(name="recover", epilog=EXIT_CODES)(recover)
-    app.command(name="maintain", epilog=EXIT_CODES)(maintain)
-    app.add_typer(spark, name="spark")
+COLUMNS = ("what", "shard", "files", "bytes", "held by", "until")
 
 
+spark = typer.Typer(
+    help="Keep a Spark server running for this project, so that commands start in a second instead of ten.",
+    no_args_is_help=True,
+)
+
+commands: Final = typer.Typer()
+commands.add_typer(spark, name="spark")
+
+
+@commands.command(name="skip", epilog=EXIT_CODES)
 def skip(
     pipeline: PipelineArgument,
     txn: TxnArgument,
@@ -63,6 +67,7 @@ def skip(
     _show_decision(txn, "skipped", checkpoint, as_json)
 
 
+@commands.command(name="accept", epilog=EXIT_CODES)
 def accept(
     pipeline: PipelineArgument,
     txn: TxnArgument,
@@ -78,6 +83,7 @@ def accept(
     _show_decision(txn, "accepted", checkpoint, as_json)
 
 
+@commands.command(name="release", epilog=EXIT_CODES)
 def release(
     pipeline: PipelineArgument,
     shard: Annotated[str, typer.Argument(help="The paused shard.", metavar="SHARD")],
@@ -96,6 +102,7 @@ def release(
         say(f"shard {shard} {decisions.released(report)}")
 
 
+@commands.command(name="watermark", epilog=EXIT_CODES)
 def watermark(
     pipeline: PipelineArgument,
     to: Annotated[str | None, typer.Option(help="Set it back to this sequence: a number or a time.")] = None,
@@ -106,9 +113,6 @@ def watermark(
     as_json: JsonOption = False,
 ) -> None:
     """Show the watermark, the highest sequence so far, or set it back after a wrong record has moved it."""
-    from tidemark.core.text import sequence_number, sequence_text
-    from tidemark.pipeline.context import watermark_below
-    from tidemark.pipeline.decide import set_watermark_back
 
     deployment = open_deployment(pipeline, environment)
     shard = next((one for one in deployment.config.shards if one.lateness is not None), None)
@@ -131,13 +135,7 @@ def watermark(
         say(f"maintenance may have dropped older tombstones; {again} restores them from the log")
 
 
-def _show_decision(txn: int, decision: str, checkpoint: int, as_json: bool) -> None:
-    if as_json:
-        print_json({"txn": txn, "decision": decision, "checkpoint": checkpoint})
-    else:
-        say(f"transaction {txn} is {decision}; the checkpoint is {checkpoint}")
-
-
+@commands.command(name="recover", epilog=EXIT_CODES)
 def recover(
     pipeline: PipelineArgument,
     yes: Annotated[
@@ -187,70 +185,7 @@ def recover(
         raise typer.Exit(code=EXIT_BROKEN)
 
 
-def _print_recovery_plan(planned: Planned, *, restored: bool, adopt: bool) -> None:
-    if planned.copied:
-        say(planned.copied, style="yellow")
-        say("this address is adopted" if adopt else "the pipeline goes on here only with --adopt")
-    for entry in planned.entries:
-        say(f"entry {entry.version} of the log of {entry.table} is set aside: {entry.why}")
-    if planned.entries:
-        say("run it again after that: the remaining steps are not known before")
-    elif not planned.needed and not restored:
-        say(f"pipeline {planned.pipeline}: nothing shows a loss; there is nothing to recover")
-        say("if all of its warehouse was put back from a copy, add --restored", style="yellow")
-        return
-    else:
-        if planned.resumes:
-            say(f"the recovery that began epoch {planned.epoch} goes on")
-        elif planned.proven_by or planned.copied or restored:
-            is_counted = planned.proven_by or planned.copied
-            say(f"epoch {planned.epoch if is_counted else (planned.epoch or 0) + 1} begins")
-        for line in planned.proven_by:
-            say(f"  {line}")
-        _say_txns("read again and sealed as before", planned.read_again)
-        _say_txns("finished, as a run does", planned.open)
-        _say_txns("lost; the next run binds again what they had read", planned.lost)
-        _say_logs("takes in", planned.logs)
-        _say_damaged(planned.pipeline, planned.damaged)
-        say(f"the next new transaction is {planned.next_txn}")
-    say("nothing was changed; --yes does it", style="yellow")
-
-
-def _print_recovered(done: Report) -> None:
-    if not done.changed and not done.damaged:
-        say(f"pipeline {done.pipeline}: nothing shows a loss; there was nothing to recover")
-        return
-    for entry in done.entries:
-        say(f"entry {entry.version} of the log of {entry.table} was set aside: {entry.why}")
-    _say_txns("read again and sealed as before", done.read_again)
-    for txn, why in done.lost.items():
-        say(f"transaction {txn} is lost: {why}", style="red")
-    _say_logs("has taken in", done.logs)
-    _say_damaged(done.pipeline, done.damaged)
-    if done.changed:
-        say(f"pipeline {done.pipeline} is recovered, in epoch {done.epoch}; run it", style="bold")
-
-
-def _say_txns(what: str, txns: Sequence[int]) -> None:
-    if txns:
-        say(f"transactions {numbers(txns)}: {what}")
-
-
-def _say_logs(what: str, logs: Mapping[ShardId, Sequence[Txn]]) -> None:
-    for shard, txns in logs.items():
-        say(f"the log of shard {shard} {what} {numbers(txns)}")
-
-
-def _say_damaged(pipeline: str, damaged: Mapping[ShardId, Sequence[Txn]]) -> None:
-    for shard, txns in damaged.items():
-        say(f"the log of shard {shard} stays behind: parts of {numbers(txns)} are gone", style="red")
-        last = f"--from {txns[0]} --to {txns[-1]}"
-        say(f"  `tidemark replay {pipeline} {last} --mode repair`, then recover again")
-
-
-COLUMNS = ("what", "shard", "files", "bytes", "held by", "until")
-
-
+@commands.command(name="maintain", epilog=EXIT_CODES)
 def maintain(
     pipeline: Annotated[
         str | None,
@@ -284,46 +219,6 @@ def maintain(
             _print_maintained(done)
     if as_json:
         print_json(reports[0] if pipeline is not None else reports)
-
-
-def _print_maintenance_plan(found: MaintenanceReport) -> None:
-    say(f"pipeline {found.pipeline}: single transactions are kept from {found.since} on", style="bold")
-    if found.chores:
-        rows = [
-            (
-                one.what,
-                one.shard,
-                one.files,
-                one.bytes,
-                one.held_by or "nothing: deletable now",
-                one.until,
-            )
-            for one in found.chores
-        ]
-        print_table("", COLUMNS, rows)
-    else:
-        say("there is nothing to do")
-    for warning in found.warnings:
-        say(warning, style="yellow")
-
-
-def _print_maintained(done: Report) -> None:
-    say(f"pipeline {done['pipeline']}: single transactions are kept from {done['since']} on", style="bold")
-    for shard, published in done["published"].items():
-        say(f"published {shard} up to transaction {published['txn']}")
-    rows = [(one["what"], one["shard"], one["files"], one["bytes"]) for one in done["done"]]
-    if rows:
-        print_table("", COLUMNS[:4], rows)
-    else:
-        say("there was nothing to do")
-    for warning in done["warnings"]:
-        say(warning, style="yellow")
-
-
-spark = typer.Typer(
-    help="Keep a Spark server running for this project, so that commands start in a second instead of ten.",
-    no_args_is_help=True,
-)
 
 
 @spark.command(name="start", epilog=EXIT_CODES)
@@ -380,3 +275,105 @@ def status(as_json: JsonOption = False) -> None:
         )
     if not alive:
         raise typer.Exit(code=1)
+
+
+def _show_decision(txn: int, decision: str, checkpoint: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"txn": txn, "decision": decision, "checkpoint": checkpoint})
+    else:
+        say(f"transaction {txn} is {decision}; the checkpoint is {checkpoint}")
+
+
+def _print_recovery_plan(planned: Planned, *, restored: bool, adopt: bool) -> None:
+    if planned.copied:
+        say(planned.copied, style="yellow")
+        say("this address is adopted" if adopt else "the pipeline goes on here only with --adopt")
+    for entry in planned.entries:
+        say(f"entry {entry.version} of the log of {entry.table} is set aside: {entry.why}")
+    if planned.entries:
+        say("run it again after that: the remaining steps are not known before")
+    elif not planned.needed and not restored:
+        say(f"pipeline {planned.pipeline}: nothing shows a loss; there is nothing to recover")
+        say("if all of its warehouse was put back from a copy, add --restored", style="yellow")
+        return
+    else:
+        if planned.resumes:
+            say(f"the recovery that began epoch {planned.epoch} goes on")
+        elif planned.proven_by or planned.copied or restored:
+            is_counted = planned.proven_by or planned.copied
+            say(f"epoch {planned.epoch if is_counted else (planned.epoch or 0) + 1} begins")
+        for line in planned.proven_by:
+            say(f"  {line}")
+        _say_txns("read again and sealed as before", planned.read_again)
+        _say_txns("finished, as a run does", planned.open)
+        _say_txns("lost; the next run binds again what they had read", planned.lost)
+        _say_logs("takes in", planned.logs)
+        _say_damaged(planned.pipeline, planned.damaged)
+        say(f"the next new transaction is {planned.next_txn}")
+    say("nothing was changed; --yes does it", style="yellow")
+
+
+def _print_recovered(done: Recovered) -> None:
+    if not done.changed and not done.damaged:
+        say(f"pipeline {done.pipeline}: nothing shows a loss; there was nothing to recover")
+        return
+    for entry in done.entries:
+        say(f"entry {entry.version} of the log of {entry.table} was set aside: {entry.why}")
+    _say_txns("read again and sealed as before", done.read_again)
+    for txn, why in done.lost.items():
+        say(f"transaction {txn} is lost: {why}", style="red")
+    _say_logs("has taken in", done.logs)
+    _say_damaged(done.pipeline, done.damaged)
+    if done.changed:
+        say(f"pipeline {done.pipeline} is recovered, in epoch {done.epoch}; run it", style="bold")
+
+
+def _say_txns(what: str, txns: Sequence[int]) -> None:
+    if txns:
+        say(f"transactions {numbers(txns)}: {what}")
+
+
+def _say_logs(what: str, logs: Mapping[ShardId, Sequence[Txn]]) -> None:
+    for shard, txns in logs.items():
+        say(f"the log of shard {shard} {what} {numbers(txns)}")
+
+
+def _say_damaged(pipeline: str, damaged: Mapping[ShardId, Sequence[Txn]]) -> None:
+    for shard, txns in damaged.items():
+        say(f"the log of shard {shard} stays behind: parts of {numbers(txns)} are gone", style="red")
+        last = f"--from {txns[0]} --to {txns[-1]}"
+        say(f"  `tidemark replay {pipeline} {last} --mode repair`, then recover again")
+
+
+def _print_maintenance_plan(found: MaintenanceReport) -> None:
+    say(f"pipeline {found.pipeline}: single transactions are kept from {found.since} on", style="bold")
+    if found.chores:
+        rows = [
+            (
+                one.what,
+                one.shard,
+                one.files,
+                one.bytes,
+                one.held_by or "nothing: deletable now",
+                one.until,
+            )
+            for one in found.chores
+        ]
+        print_table("", COLUMNS, rows)
+    else:
+        say("there is nothing to do")
+    for warning in found.warnings:
+        say(warning, style="yellow")
+
+
+def _print_maintained(done: Report) -> None:
+    say(f"pipeline {done['pipeline']}: single transactions are kept from {done['since']} on", style="bold")
+    for shard, published in done["published"].items():
+        say(f"published {shard} up to transaction {published['txn']}")
+    rows = [(one["what"], one["shard"], one["files"], one["bytes"]) for one in done["done"]]
+    if rows:
+        print_table("", COLUMNS[:4], rows)
+    else:
+        say("there was nothing to do")
+    for warning in done["warnings"]:
+        say(warning, style="yellow")

@@ -26,6 +26,10 @@ from tidemark.cli.shared import (
     say,
 )
 from tidemark.core.errors import InvalidUsage
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.reading import lease_name
+from tidemark.pipeline.consume import skip_for_consumer
+from tidemark.pipeline.leases import expire_stale
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -37,45 +41,6 @@ if TYPE_CHECKING:
 _PLACES_SHOWN_MAX: Final = 5
 
 
-def print_raw(deployment: Deployment, records: Sequence[Mapping[str, Any]]) -> None:
-    """Print one record per line, in the given order: that of the source, so that the last record of a key
-    stays the last.
-
-    Records of shards with masked columns are not printed, not even masked: sent again, they would write the
-    mask into the table. If there are any, `InvalidUsage` names their places after the others are printed."""
-    hidden: list[Mapping[str, Any]] = []
-    for record in records:
-        if masks(record, deployment.config) or record["_raw"] is None:
-            hidden.append(record)
-        else:
-            typer.echo(record["_raw"])
-    if hidden:
-        raise InvalidUsage(
-            f"{len(hidden):,} of {len(records):,} records are not shown: masked columns, or no readable text",
-            hint=f"look them up in the source: {_places(deployment, hidden)}",
-        )
-
-
-def _places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) -> str:
-    places = [f"{one['place']} (transaction {one['_txn']})" for one in with_places(deployment, records)]
-    more = len(places) - _PLACES_SHOWN_MAX
-    return "; ".join([*places[:_PLACES_SHOWN_MAX], *([f"and {more:,} more"] if more > 0 else [])])
-
-
-def how_to_correct(config: PipelineConfig) -> str:
-    """One line on how to correct records of this kind of source."""
-    raw = f"`tidemark quarantine {config.name} --open --raw`"
-    match config.source.type:
-        case "kafka":
-            how = f"{raw} prints them with keys and headers; correct them and produce them again"
-        case "postgres":
-            reread = f"`tidemark source reread {config.name} TABLE`"
-            how = f"correct the rows in the database, which sends them again, or read a table again: {reread}"
-        case _:
-            how = f"{raw} prints them; correct them and put them into the source folder as a new file"
-    return f"to correct them: {how} (docs/operations.md)"
-
-
 ROWS_SHOWN: Final = 20
 ROWS_MAX: Final = 10_000
 LimitOption = Annotated[
@@ -85,18 +50,15 @@ _ORDER: Final = ("_txn", "_partition", "_offset", "_ordinal")
 """The order of the source."""
 
 
-def register(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command(name="read", epilog=EXIT_CODES)(read)
-    app.command(name="quarantine", epilog=EXIT_CODES)(quarantine)
-    app.command(name="leases", epilog=EXIT_CODES)(leases)
-    consumers = typer.Typer(help="Show and manage the consumers of shards.", no_args_is_help=True)
-    consumers.command(name="list", epilog=EXIT_CODES)(list_consumers)
-    consumers.command(name="skip", epilog=EXIT_CODES)(skip)
-    consumers.command(name="forget", epilog=EXIT_CODES)(forget)
-    app.add_typer(consumers, name="consumers")
+ShardArgument = Annotated[str, typer.Argument(help="The shard.", metavar="SHARD")]
+ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.", metavar="CONSUMER")]
+
+commands: Final = typer.Typer()
+consumers = typer.Typer(help="Show and manage the consumers of shards.", no_args_is_help=True)
+commands.add_typer(consumers, name="consumers")
 
 
+@commands.command(name="read", epilog=EXIT_CODES)
 def read(
     pipeline: PipelineArgument,
     shard: Annotated[
@@ -135,43 +97,7 @@ def read(
         print_table("", frame.columns, [list(record.values()) for record in masked])
 
 
-def _exact(schema: StructType) -> str:
-    """The columns as SQL, with decimals as text: JSON readers take numbers as doubles and lose digits."""
-    from pyspark.sql.types import DecimalType
-
-    from tidemark.spark.sql import quoted
-
-    return ", ".join(
-        f"cast({name} as string) AS {name}" if isinstance(field.dataType, DecimalType) else name
-        for field in schema.fields
-        for name in (quoted(field.name),)
-    )
-
-
-def row_of(text: str, schema: StructType) -> dict[str, Any]:
-    """Parse a row from JSON; decimals in structs, arrays and maps become text too."""
-    # Every number is parsed as a Decimal first, because only a double may become a float.
-    row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
-    return {field.name: _typed(row[field.name], field.dataType) for field in schema if field.name in row}
-
-
-def _typed(value: Any, kind: DataType) -> Any:
-    from pyspark.sql.types import ArrayType, DecimalType, IntegralType, MapType, StructType
-
-    match value, kind:
-        case dict(), StructType():
-            return {one.name: _typed(value[one.name], one.dataType) for one in kind if one.name in value}
-        case dict(), MapType():
-            return {key: _typed(item, kind.valueType) for key, item in value.items()}
-        case list(), ArrayType():
-            return [_typed(item, kind.elementType) for item in value]
-        case Decimal(), DecimalType():
-            return f"{value:f}"
-        case Decimal(), _:
-            return int(value) if isinstance(kind, IntegralType) else float(value)
-    return value
-
-
+@commands.command(name="quarantine", epilog=EXIT_CODES)
 def quarantine(
     pipeline: PipelineArgument,
     txn: Annotated[int | None, typer.Option(min=1, help="Only records of this transaction.")] = None,
@@ -225,19 +151,7 @@ def quarantine(
         say(how_to_correct(deployment.config))
 
 
-def _print_raw(deployment: Deployment, *, txn: int | None, only_open: bool, limit: int) -> None:
-    from tidemark.app.bad_records import newest
-
-    found = newest(deployment, txn=txn, only_open=only_open, limit=limit + 1)
-    if len(found) > limit:
-        typer.echo(f"there are more: these are the newest {limit:,}", err=True)
-    print_raw(deployment, sorted(found[:limit], key=lambda one: [one[name] for name in _ORDER]))
-
-
-ShardArgument = Annotated[str, typer.Argument(help="The shard.", metavar="SHARD")]
-ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.", metavar="CONSUMER")]
-
-
+@commands.command(name="leases", epilog=EXIT_CODES)
 def leases(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
@@ -257,6 +171,7 @@ def leases(
         print_table("", ("lease", "needs from txn", "holder", "state", "ttl seconds"), rows)
 
 
+@consumers.command(name="list", epilog=EXIT_CODES)
 def list_consumers(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
@@ -276,6 +191,7 @@ def list_consumers(
         print_table("", ("shard", "consumer", "next txn", "behind", "read by", "frozen"), rows)
 
 
+@consumers.command(name="skip", epilog=EXIT_CODES)
 def skip(
     pipeline: PipelineArgument,
     shard: ShardArgument,
@@ -292,8 +208,6 @@ def skip(
     """Let a frozen consumer skip what it can't read, as its freeze names it. Others are not affected."""
     from tidemark.app.consume import leases_of
     from tidemark.app.deployment import new_token
-    from tidemark.core.ids import ShardId, Txn
-    from tidemark.pipeline.consume import skip_for_consumer
 
     deployment = open_deployment(pipeline, environment)
     name = ShardId(deployment.config.shard(shard).name)
@@ -314,6 +228,7 @@ def skip(
         say(f"consumer {consumer} skips {what} of shard {name} at its next read")
 
 
+@consumers.command(name="forget", epilog=EXIT_CODES)
 def forget(
     pipeline: PipelineArgument,
     shard: ShardArgument,
@@ -325,9 +240,6 @@ def forget(
 
     One whose process seems to live is watched first, for a little longer than its lease lasts."""
     from tidemark.app.consume import leases_of
-    from tidemark.core.ids import ShardId
-    from tidemark.core.reading import lease_name
-    from tidemark.pipeline.leases import expire_stale
 
     name = lease_name(consumer, ShardId(shard))
     leases = leases_of(open_deployment(pipeline, environment))
@@ -341,3 +253,88 @@ def forget(
         print_json(gone)
     else:
         say(f"consumer {consumer} of shard {shard} is removed; it was at transaction {gone.txn}")
+
+
+def print_raw(deployment: Deployment, records: Sequence[Mapping[str, Any]]) -> None:
+    """Print one record per line, in the given order: that of the source, so that the last record of a key
+    stays the last.
+
+    Records of shards with masked columns are not printed, not even masked: sent again, they would write the
+    mask into the table. If there are any, `InvalidUsage` names their places after the others are printed."""
+    hidden: list[Mapping[str, Any]] = []
+    for record in records:
+        if masks(record, deployment.config) or record["_raw"] is None:
+            hidden.append(record)
+        else:
+            typer.echo(record["_raw"])
+    if hidden:
+        raise InvalidUsage(
+            f"{len(hidden):,} of {len(records):,} records are not shown: masked columns, or no readable text",
+            hint=f"look them up in the source: {_places(deployment, hidden)}",
+        )
+
+
+def _places(deployment: Deployment, records: Iterable[Mapping[str, Any]]) -> str:
+    places = [f"{one['place']} (transaction {one['_txn']})" for one in with_places(deployment, records)]
+    more = len(places) - _PLACES_SHOWN_MAX
+    return "; ".join([*places[:_PLACES_SHOWN_MAX], *([f"and {more:,} more"] if more > 0 else [])])
+
+
+def how_to_correct(config: PipelineConfig) -> str:
+    """One line on how to correct records of this kind of source."""
+    raw = f"`tidemark quarantine {config.name} --open --raw`"
+    match config.source.type:
+        case "kafka":
+            how = f"{raw} prints them with keys and headers; correct them and produce them again"
+        case "postgres":
+            reread = f"`tidemark source reread {config.name} TABLE`"
+            how = f"correct the rows in the database, which sends them again, or read a table again: {reread}"
+        case _:
+            how = f"{raw} prints them; correct them and put them into the source folder as a new file"
+    return f"to correct them: {how} (docs/operations.md)"
+
+
+def _exact(schema: StructType) -> str:
+    """The columns as SQL, with decimals as text: JSON readers take numbers as doubles and lose digits."""
+    from pyspark.sql.types import DecimalType
+
+    from tidemark.spark.sql import quoted
+
+    return ", ".join(
+        f"cast({name} as string) AS {name}" if isinstance(field.dataType, DecimalType) else name
+        for field in schema.fields
+        for name in (quoted(field.name),)
+    )
+
+
+def row_of(text: str, schema: StructType) -> dict[str, Any]:
+    """Parse a row from JSON; decimals in structs, arrays and maps become text too."""
+    # Every number is parsed as a Decimal first, because only a double may become a float.
+    row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    return {field.name: _typed(row[field.name], field.dataType) for field in schema if field.name in row}
+
+
+def _typed(value: Any, kind: DataType) -> Any:
+    from pyspark.sql.types import ArrayType, DecimalType, IntegralType, MapType, StructType
+
+    match value, kind:
+        case dict(), StructType():
+            return {one.name: _typed(value[one.name], one.dataType) for one in kind if one.name in value}
+        case dict(), MapType():
+            return {key: _typed(item, kind.valueType) for key, item in value.items()}
+        case list(), ArrayType():
+            return [_typed(item, kind.elementType) for item in value]
+        case Decimal(), DecimalType():
+            return f"{value:f}"
+        case Decimal(), _:
+            return int(value) if isinstance(kind, IntegralType) else float(value)
+    return value
+
+
+def _print_raw(deployment: Deployment, *, txn: int | None, only_open: bool, limit: int) -> None:
+    from tidemark.app.bad_records import newest
+
+    found = newest(deployment, txn=txn, only_open=only_open, limit=limit + 1)
+    if len(found) > limit:
+        typer.echo(f"there are more: these are the newest {limit:,}", err=True)
+    print_raw(deployment, sorted(found[:limit], key=lambda one: [one[name] for name in _ORDER]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -21,30 +22,40 @@ from tidemark.cli.shared import (
     rows_text,
     say,
 )
+from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ledger import Event
+from tidemark.core.publish import Published, UpToDate
+from tidemark.core.replay import Difference, Finding
+from tidemark.core.seal import Lost, Sealed, SealOutcome
+from tidemark.pipeline.publish import last_published, verify_state
+from tidemark.pipeline.publish import rebuild as rebuild_state
+from tidemark.pipeline.reclock import only_proves
+from tidemark.pipeline.replay import PARTS_DIFFER
+from tidemark.pipeline.run import RunReport
+from tidemark.pipeline.schema_change import left_out
+from tidemark.pipeline.validate import judged_in
+from tidemark.ports.source import ReportsSkipped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tidemark.app.deployment import Deployment
-    from tidemark.core.ids import ShardId, Txn
-    from tidemark.core.publish import Published
-    from tidemark.core.replay import Difference, Finding
-    from tidemark.core.seal import SealOutcome
-    from tidemark.pipeline.run import RunReport
 
+
+_FILES_SHOWN_MAX: Final = 20
 
 ShardOption = Annotated[str | None, typer.Option(help="One shard; all by default.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command(name="run", epilog=EXIT_CODES)(run)
-    app.command(name="replay", epilog=EXIT_CODES)(replay)
-    app.command(name="publish", epilog=EXIT_CODES)(publish)
-    app.command(name="verify", epilog=EXIT_CODES)(verify)
-    app.command(name="rebuild", epilog=EXIT_CODES)(rebuild)
+class Mode(StrEnum):
+    """The modes of a replay."""
+
+    VERIFY = "verify"
+    REPAIR = "repair"
 
 
+commands: Final = typer.Typer()
+
+
+@commands.command(name="run", epilog=EXIT_CODES)
 def run(
     pipeline: PipelineArgument,
     environment: EnvironmentOption = None,
@@ -70,9 +81,6 @@ def run(
     from tidemark.app import lineage, metrics
     from tidemark.app.publish import run_and_publish
     from tidemark.app.transactions import sentence_of
-    from tidemark.cli.status import passed_over, warnings_of
-    from tidemark.pipeline.reclock import only_proves
-    from tidemark.pipeline.schema_change import left_out
 
     attempt = new_attempt(run_id, cleared=prove)
     proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)
@@ -107,14 +115,117 @@ def run(
     exit_unless_passed(report.findings)
 
 
+@commands.command(name="replay", epilog=EXIT_CODES)
+def replay(
+    pipeline: PipelineArgument,
+    txn_from: Annotated[int, typer.Option("--from", min=1, help="The first transaction.")] = 1,
+    txn_to: Annotated[
+        int | None, typer.Option("--to", min=1, help="The last transaction; all by default.")
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="verify writes nothing; repair restores lost parts from identical input.")
+    ] = Mode.VERIFY,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read recorded input again and prove what was written.
+
+    Answers per transaction: identical, differs, input gone, not comparable, or lost. The verdicts go to the
+    journal; no row is written. Where a shard differs, up to ten of its keys are shown with what differs.
+    """
+    from tidemark.app.reports import for_environment
+    from tidemark.app.tasks import differing_rows, replay_range
+
+    deployment = open_deployment(pipeline, environment)
+    attempt = new_attempt()
+    with progress_line(as_json) as progress:
+        findings, restored = replay_range(
+            deployment, attempt, txn_from=txn_from, txn_to=txn_to, mode=mode.value, progress=progress
+        )
+        rows = differing_rows(deployment, attempt, findings, progress=progress)
+    if as_json:
+        print_json({"findings": findings, "restored": restored, "differing_rows": rows})
+    else:
+        show_findings(findings)
+        show_differences(rows)
+        if restored:
+            print_table("", ("txn", "shard", "restored part"), restored)
+        passed = sum(finding.passed for finding in findings)
+        say(f"{passed} of {len(findings)} transactions are identical", style="bold")
+        if damaged := [one.txn for one in findings if one.why == PARTS_DIFFER]:
+            how = f"--from {damaged[0]} --to {damaged[-1]} --mode repair{for_environment(environment)}"
+            say(f"to restore the parts: tidemark replay {pipeline} {how}", style="yellow")
+    exit_unless_passed(findings)
+
+
+@commands.command(name="publish", epilog=EXIT_CODES)
+def publish(
+    pipeline: PipelineArgument,
+    shard: ShardOption = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring the states up to their logs now, whatever the publish policy says."""
+    from tidemark.app.publish import publish_now
+
+    deployment = open_deployment(pipeline, environment)
+    done = publish_now(deployment, new_attempt(), chosen_shards(deployment, shard))
+    if as_json:
+        print_json(done)
+    for name, outcome in {} if as_json else done.items():
+        say(f"state of {name}: {_published(outcome)}")
+
+
+@commands.command(name="verify", epilog=EXIT_CODES)
+def verify(
+    pipeline: PipelineArgument,
+    shard: ShardOption = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the states whole, and prove that they hold what was published: every row, and each key once."""
+
+    deployment = open_deployment(pipeline, environment)
+    proven = []
+    for name in chosen_shards(deployment, shard):
+        last = verify_state(deployment.control, deployment.state(), name)
+        proven.append({"shard": name, "published": last})
+        if not as_json:
+            say(f"state of {name}: {_proven(last)}")
+    if as_json:
+        print_json(proven)
+
+
+@commands.command(name="rebuild", epilog=EXIT_CODES)
+def rebuild(
+    pipeline: PipelineArgument,
+    shard: Annotated[str | None, typer.Option(help="The shard; optional if the pipeline has one.")] = None,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace a state by what its log says, in one commit, and compare the checksums."""
+
+    deployment = open_deployment(pipeline, environment)
+    (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
+    before = last_published(deployment.control, name)
+    deployment.control.log(name).head()  # Rejects an unfit pipeline file before Spark starts.
+    token, generation = new_attempt().token, deployment.config.generation
+    after = rebuild_state(deployment.control, deployment.state(), name, token=token, generation=generation)
+    same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
+    if as_json:
+        print_json({"before": before, "after": after, "same_rows": same})
+        return
+    rows = f"{after.commit.digest.count:,} rows at transaction {after.txn}"
+    compared = "the same rows as recorded before" if same else "recorded again"
+    say(f"state of {name}: rebuilt with {rows}, {compared}")
+
+
 def _show_run(
     deployment: Deployment,
     report: RunReport,
     warned: Mapping[Txn, tuple[str, ...]],
     published: Mapping[ShardId, object],
 ) -> None:
-    from tidemark.cli.status import show_passed_over
-    from tidemark.pipeline.schema_change import left_out
 
     show_decided(report.decided)
     show_passed_over(deployment)
@@ -130,7 +241,6 @@ def _show_run(
 
 
 def _published(outcome: object) -> str:
-    from tidemark.core.publish import Published, UpToDate
 
     match outcome:
         case Published():
@@ -143,7 +253,6 @@ def _published(outcome: object) -> str:
 
 def show_decided(decided: tuple[SealOutcome, ...]) -> None:
     """Print one line per transaction."""
-    from tidemark.core.seal import Lost, Sealed
 
     rows = []
     for outcome in decided:
@@ -181,119 +290,39 @@ def exit_unless_passed(findings: tuple[Finding, ...]) -> None:
         raise typer.Exit(code=EXIT_BROKEN)
 
 
-class Mode(StrEnum):
-    """The modes of a replay."""
-
-    VERIFY = "verify"
-    REPAIR = "repair"
-
-
-def replay(
-    pipeline: PipelineArgument,
-    txn_from: Annotated[int, typer.Option("--from", min=1, help="The first transaction.")] = 1,
-    txn_to: Annotated[
-        int | None, typer.Option("--to", min=1, help="The last transaction; all by default.")
-    ] = None,
-    mode: Annotated[
-        Mode, typer.Option(help="verify writes nothing; repair restores lost parts from identical input.")
-    ] = Mode.VERIFY,
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Read recorded input again and prove what was written.
-
-    Answers per transaction: identical, differs, input gone, not comparable, or lost. The verdicts go to the
-    journal; no row is written. Where a shard differs, up to ten of its keys are shown with what differs.
-    """
-    from tidemark.app.reports import for_environment
-    from tidemark.app.tasks import differing_rows, replay_range
-    from tidemark.pipeline.replay import PARTS_DIFFER
-
-    deployment = open_deployment(pipeline, environment)
-    attempt = new_attempt()
-    with progress_line(as_json) as progress:
-        findings, restored = replay_range(
-            deployment, attempt, txn_from=txn_from, txn_to=txn_to, mode=mode.value, progress=progress
-        )
-        rows = differing_rows(deployment, attempt, findings, progress=progress)
-    if as_json:
-        print_json({"findings": findings, "restored": restored, "differing_rows": rows})
-    else:
-        show_findings(findings)
-        show_differences(rows)
-        if restored:
-            print_table("", ("txn", "shard", "restored part"), restored)
-        passed = sum(finding.passed for finding in findings)
-        say(f"{passed} of {len(findings)} transactions are identical", style="bold")
-        if damaged := [one.txn for one in findings if one.why == PARTS_DIFFER]:
-            how = f"--from {damaged[0]} --to {damaged[-1]} --mode repair{for_environment(environment)}"
-            say(f"to restore the parts: tidemark replay {pipeline} {how}", style="yellow")
-    exit_unless_passed(findings)
-
-
-def publish(
-    pipeline: PipelineArgument,
-    shard: ShardOption = None,
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Bring the states up to their logs now, whatever the publish policy says."""
-    from tidemark.app.publish import publish_now
-
-    deployment = open_deployment(pipeline, environment)
-    done = publish_now(deployment, new_attempt(), chosen_shards(deployment, shard))
-    if as_json:
-        print_json(done)
-    for name, outcome in {} if as_json else done.items():
-        say(f"state of {name}: {_published(outcome)}")
-
-
-def verify(
-    pipeline: PipelineArgument,
-    shard: ShardOption = None,
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Read the states whole, and prove that they hold what was published: every row, and each key once."""
-    from tidemark.pipeline.publish import verify_state
-
-    deployment = open_deployment(pipeline, environment)
-    proven = []
-    for name in chosen_shards(deployment, shard):
-        last = verify_state(deployment.control, deployment.state(), name)
-        proven.append({"shard": name, "published": last})
-        if not as_json:
-            say(f"state of {name}: {_proven(last)}")
-    if as_json:
-        print_json(proven)
-
-
 def _proven(last: Published | None) -> str:
     if last is None:
         return "nothing is published yet"
     return f"{last.commit.digest.count:,} rows as published at transaction {last.txn}, each key once"
 
 
-def rebuild(
-    pipeline: PipelineArgument,
-    shard: Annotated[str | None, typer.Option(help="The shard; optional if the pipeline has one.")] = None,
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Replace a state by what its log says, in one commit, and compare the checksums."""
-    from tidemark.pipeline.publish import last_published
-    from tidemark.pipeline.publish import rebuild as rebuild_state
+def passed_over(deployment: Deployment) -> dict[str, str]:
+    """The input that the source has skipped, by name, each with the reason."""
 
-    deployment = open_deployment(pipeline, environment)
-    (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)
-    before = last_published(deployment.control, name)
-    deployment.control.log(name).head()  # Rejects an unfit pipeline file before Spark starts.
-    token, generation = new_attempt().token, deployment.config.generation
-    after = rebuild_state(deployment.control, deployment.state(), name, token=token, generation=generation)
-    same = before is not None and before.txn == after.txn and before.commit.digest == after.commit.digest
-    if as_json:
-        print_json({"before": before, "after": after, "same_rows": same})
-        return
-    rows = f"{after.commit.digest.count:,} rows at transaction {after.txn}"
-    compared = "the same rows as recorded before" if same else "recorded again"
-    say(f"state of {name}: rebuilt with {rows}, {compared}")
+    source = deployment.pipeline.source
+    return {one.name: one.reason for one in source.skipped} if isinstance(source, ReportsSkipped) else {}
+
+
+def show_passed_over(deployment: Deployment) -> None:
+    found = list(passed_over(deployment).items())
+    for name, reason in found[:_FILES_SHOWN_MAX]:
+        say(f"not taken: {name}, {reason}", style="yellow")
+    if len(found) > _FILES_SHOWN_MAX:
+        say(f"and {len(found) - _FILES_SHOWN_MAX:,} files more; --json has them all", style="yellow")
+
+
+def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dict[Txn, tuple[str, ...]]:
+    """The warnings of expectations with `action: warn`, for each transaction that this run sealed."""
+
+    if not any(shard.expectations for shard in deployment.config.shards):
+        return {}
+    journal = deployment.control.journal
+    journal.head()
+    found = {
+        entry.txn: judged_in(entry).gated.opinion.warned
+        for outcome in decided
+        if isinstance(outcome, Sealed)
+        for entry in journal.find(str(outcome.seal.txn))
+        if entry.event is Event.JUDGED and entry.token == outcome.seal.token
+    }
+    return {txn: reasons for txn, reasons in found.items() if reasons}

@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import StringIO
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation, TidemarkError
+from tidemark.core.ids import ShardId
+from tidemark.core.seal import Lost, Sealed, SealOutcome, ShardParts
 from tidemark.core.text import moment, plain, span
-
-if TYPE_CHECKING:
-    from tidemark.core.ids import ShardId
-    from tidemark.core.seal import SealOutcome, ShardParts
-    from tidemark.pipeline.ingest import Progress
-    from tidemark.pipeline.run import Decided
-
+from tidemark.pipeline.ingest import Progress, no_progress
+from tidemark.pipeline.run import Decided, no_callback
 
 EXIT_RETRY: Final = 1
 EXIT_USAGE: Final = 2
@@ -117,7 +114,6 @@ def say(text: str, *, style: str = "") -> None:
 @contextmanager
 def progress_line(quiet: bool) -> Iterator[Progress]:
     """A status line with the present transaction and phase, only on a terminal."""
-    from tidemark.pipeline.ingest import no_progress
 
     if quiet or not sys.stderr.isatty():
         with source_messages(lambda text: None):
@@ -155,8 +151,6 @@ def source_messages(show: Callable[[str], None]) -> Iterator[None]:
 
 def line_per_transaction(quiet: bool) -> Decided:
     """A callback that prints a line per transaction, with its time and duration; a no-op on a terminal."""
-    from tidemark.core.seal import Lost, Sealed
-    from tidemark.pipeline.run import no_callback
 
     if quiet or sys.stderr.isatty():
         return no_callback

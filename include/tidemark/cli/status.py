@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -24,17 +25,189 @@ from tidemark.cli.shared import (
     rows_text,
     say,
 )
-from tidemark.core.status import alarms_of, limits_in
+from tidemark.core.binding import Binding
+from tidemark.core.ids import QUARANTINE
+from tidemark.core.seal import Seal
+from tidemark.core.status import (
+    CandidateStatus,
+    Input,
+    ShardStatus,
+    SourceStatus,
+    Status,
+    alarms_of,
+    limits_in,
+)
 from tidemark.core.text import moment, numbers, seconds_in, span
+from tidemark.pipeline.cuts import cuts_of
+from tidemark.pipeline.timeline import happenings
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+EXIT_ALARM_TEXT: Final = "4 an alarm of --fail-if is on."
 
-    from tidemark.app.deployment import Deployment
-    from tidemark.core.binding import Binding
-    from tidemark.core.ids import Txn
-    from tidemark.core.seal import Seal, SealOutcome
-    from tidemark.core.status import CandidateStatus, Input, ShardStatus, SourceStatus, Status
+
+_FILES_SHOWN_MAX: Final = 20
+
+commands: Final = typer.Typer()
+
+
+@commands.command(name="status", epilog=f"{EXIT_CODES} {EXIT_ALARM_TEXT}")
+def status(
+    pipeline: PipelineArgument,
+    fail_if: Annotated[
+        str,
+        typer.Option(
+            "--fail-if",
+            metavar="ALARMS",
+            help="Exit with 4 if one of these alarms is on: blocked, stalled, behind=10m, quarantine, "
+            "quarantine=24h, quarantine=5%, wal=10GB, replayable=2d, candidate=2d; separate several with "
+            "commas; all: with the limits of the pipeline file.",
+        ),
+    ] = "",
+    environment: EnvironmentOption = None,
+    shards: Annotated[
+        bool,
+        typer.Option("--shards", help="Look at every shard. Without it, of more than 50 at those with work."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far a pipeline is, what is open, what is blocked since when, and what waits for what.
+
+    With --fail-if, also whether that is an alarm, and what to do about it. Behind is the age of the oldest
+    input that is not sealed: files, records or source transactions that wait, or a transaction that is bound.
+    Quarantine asks for quarantined records at all, for some that were sealed within a time, or for their
+    share of the newest 100 transactions. An alarm without a limit takes the one of the pipeline file.
+    """
+    from tidemark.app import metrics
+    from tidemark.app.status import status_of
+
+    deployment = open_deployment(pipeline, environment)
+    limits = limits_in(fail_if, deployment.config.alarms.limits)
+    now = time.time()
+    found = status_of(deployment, now_seconds=now, every_shard=shards or as_json or bool(fail_if))
+    rung = alarms_of(found, limits)
+    metrics.send(
+        metrics.opentelemetry_sink(),
+        lambda: metrics.of_status(found, alarms_of(found, deployment.config.alarms.limits), now_seconds=now),
+    )
+    if as_json:
+        print_json({**{name: getattr(found, name) for name in found.__slots__}, "alarms": rung})
+    else:
+        show_status(found, now_seconds=now)
+        for what in rung:
+            say(f"alarm: {what}", style="red")
+    if rung:
+        raise typer.Exit(code=EXIT_ALARM)
+
+
+@commands.command(name="txns", epilog=EXIT_CODES)
+def txns(
+    pipeline: PipelineArgument,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="The most to show, newest first.")] = 20,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List transactions: when they were bound and sealed, what was read and written, and by which run.
+
+    The last verdict is that of the last replay; it is empty where nothing was replayed.
+    """
+    from tidemark.app.transactions import listed
+
+    deployment = open_deployment(pipeline, environment)
+    upper = deployment.control.bindings.head().upper
+    rows, seals = listed(deployment, lower=max(1, upper - last), upper=upper)
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("txn", "decision", "bound (UTC)", "took", "read", "rows per shard", "run", "last verdict")
+    texts = {txn: rows_text(seal.shards) for txn, seal in seals.items()}
+    print_table("", columns, [_cells(row, texts.get(row["txn"], "")) for row in rows])
+
+
+@commands.command(name="show", epilog=EXIT_CODES)
+def show(
+    pipeline: PipelineArgument,
+    txn: Annotated[int, typer.Argument(min=1, help="The number of the transaction.", metavar="TXN")],
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one transaction whole: its input, its seal with parts and digests, its journal."""
+    from tidemark.app.transactions import whole
+
+    deployment = open_deployment(pipeline, environment)
+    binding, seal, entries, times = whole(deployment, txn)
+    settings = (seal.configuration if seal is not None else None) or binding.configuration
+    if as_json:
+        found = {"binding": binding, "seal": seal, "journal": entries}
+        print_json({**times, **found, "configuration": json.loads(settings.text)})
+        return
+    say(f"transaction {txn}", style="bold")
+    by = f"by run {binding.owner.run_id}, configuration {settings.fingerprint}"
+    say(f"bound {moment(times['bound_at'])} UTC {by}")
+    show_input(binding)
+    if seal is None:
+        say("open: not sealed yet", style="yellow")
+    else:
+        say(f"sealed {moment(times['sealed_at'])} UTC, {span(times['seconds'])} after it was bound")
+        show_seal(seal)
+    if entries:
+        lines = [
+            (moment(entry["at"]), entry["event"], entry["token"], _detail(entry["detail"]))
+            for entry in entries
+        ]
+        print_table("", ("at (UTC)", "event", "by", ""), lines)
+
+
+@commands.command(name="journal", epilog=EXIT_CODES)
+def journal(
+    pipeline: PipelineArgument,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="How far back: a number with s, m, h or d, such as 24h.")
+    ] = "24h",
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happened lately, in order of time: what was bound, what was sealed, what was refused, judged,
+    replayed, lost to another run, or decided by people.
+
+    Times are those of the clocks of the processes that wrote.
+    """
+
+    start = datetime.now(UTC) - timedelta(seconds=seconds_in(since))
+    found = happenings(open_deployment(pipeline, environment).control, since=start)
+    if as_json:
+        print_json(found)
+    elif not found:
+        say(f"nothing has happened since {moment(start)} UTC")
+    else:
+        rows = [(moment(one.at), one.txn, one.event, one.by, _detail(one.detail)) for one in found]
+        print_table("", ("at (UTC)", "txn", "event", "by", ""), rows)
+
+
+@commands.command(name="cuts", epilog=EXIT_CODES)
+def cuts(
+    pipeline: PipelineArgument,
+    as_of: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="TXN", help="Only the newest cut at or below this transaction."),
+    ] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="The most to show, newest first.")] = 20,
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the transactions at which the states of all shards are exact, each with the version of every
+    state: any engine that reads these versions reads all tables at that transaction.
+
+    A shard that is not named has no state there yet.
+    """
+
+    control = open_deployment(pipeline, environment).control
+    found = cuts_of(control, as_of=as_of, last=1 if as_of is not None else last)
+    if as_json:
+        print_json([{"txn": txn, "versions": versions} for txn, versions in found])
+    elif not found:
+        say("no cut: the states have not been exact at one transaction yet")
+    else:
+        rows = [(txn, ", ".join(f"{s} {version}" for s, version in at.items())) for txn, at in found]
+        print_table("", ("txn", "version of each state"), rows)
 
 
 def _ago(at: datetime | None, now: float) -> str:
@@ -109,7 +282,6 @@ def _show_waiting(waiting: Input, now: float) -> None:
 
 def _shard_cells(one: ShardStatus) -> tuple[object, ...]:
     """A shard's table row. The quarantine has a log but no state, so it is never behind."""
-    from tidemark.core.ids import QUARANTINE
 
     has = one.log_upper - 1
     behind = "" if one.shard == QUARANTINE else has - one.published
@@ -125,69 +297,6 @@ def _show_source(source: SourceStatus) -> None:
         say(f"source: {source.cost}")
     for what in source.held_back_by:
         say(f"source: held back by {what}", style="yellow")
-
-
-EXIT_ALARM_TEXT: Final = "4 an alarm of --fail-if is on."
-
-
-def register(app: typer.Typer) -> None:
-    """Register the commands."""
-    app.command(name="status", epilog=f"{EXIT_CODES} {EXIT_ALARM_TEXT}")(status)
-    app.command(name="txns", epilog=EXIT_CODES)(txns)
-    app.command(name="show", epilog=EXIT_CODES)(show)
-    app.command(name="journal", epilog=EXIT_CODES)(journal)
-    app.command(name="cuts", epilog=EXIT_CODES)(cuts)
-
-
-def status(
-    pipeline: PipelineArgument,
-    fail_if: Annotated[
-        str,
-        typer.Option(
-            "--fail-if",
-            metavar="ALARMS",
-            help="Exit with 4 if one of these alarms is on: blocked, stalled, behind=10m, quarantine, "
-            "quarantine=24h, quarantine=5%, wal=10GB, replayable=2d, candidate=2d; separate several with "
-            "commas; all: with the limits of the pipeline file.",
-        ),
-    ] = "",
-    environment: EnvironmentOption = None,
-    shards: Annotated[
-        bool,
-        typer.Option("--shards", help="Look at every shard. Without it, of more than 50 at those with work."),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show how far a pipeline is, what is open, what is blocked since when, and what waits for what.
-
-    With --fail-if, also whether that is an alarm, and what to do about it. Behind is the age of the oldest
-    input that is not sealed: files, records or source transactions that wait, or a transaction that is bound.
-    Quarantine asks for quarantined records at all, for some that were sealed within a time, or for their
-    share of the newest 100 transactions. An alarm without a limit takes the one of the pipeline file.
-    """
-    from tidemark.app import metrics
-    from tidemark.app.status import status_of
-
-    deployment = open_deployment(pipeline, environment)
-    limits = limits_in(fail_if, deployment.config.alarms.limits)
-    now = time.time()
-    found = status_of(deployment, now_seconds=now, every_shard=shards or as_json or bool(fail_if))
-    rung = alarms_of(found, limits)
-    metrics.send(
-        metrics.opentelemetry_sink(),
-        lambda: metrics.of_status(found, alarms_of(found, deployment.config.alarms.limits), now_seconds=now),
-    )
-    if as_json:
-        print_json({**{name: getattr(found, name) for name in found.__slots__}, "alarms": rung})
-    else:
-        show_status(found, now_seconds=now)
-        for what in rung:
-            say(f"alarm: {what}", style="red")
-    if rung:
-        raise typer.Exit(code=EXIT_ALARM)
-
-
-_FILES_SHOWN_MAX: Final = 20
 
 
 def show_input(binding: Binding) -> None:
@@ -224,157 +333,11 @@ def show_seal(seal: Seal) -> None:
     print_table("", ("shard", "part", "rows", "bytes", "held"), parts)
 
 
-def passed_over(deployment: Deployment) -> dict[str, str]:
-    """The input that the source has skipped, by name, each with the reason."""
-    from tidemark.ports.source import ReportsSkipped
-
-    source = deployment.pipeline.source
-    return {one.name: one.reason for one in source.skipped} if isinstance(source, ReportsSkipped) else {}
-
-
-def show_passed_over(deployment: Deployment) -> None:
-    found = list(passed_over(deployment).items())
-    for name, reason in found[:_FILES_SHOWN_MAX]:
-        say(f"not taken: {name}, {reason}", style="yellow")
-    if len(found) > _FILES_SHOWN_MAX:
-        say(f"and {len(found) - _FILES_SHOWN_MAX:,} files more; --json has them all", style="yellow")
-
-
-def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dict[Txn, tuple[str, ...]]:
-    """The warnings of expectations with `action: warn`, for each transaction that this run sealed."""
-    from tidemark.core.ledger import Event
-    from tidemark.core.seal import Sealed
-    from tidemark.pipeline.validate import judged_in
-
-    if not any(shard.expectations for shard in deployment.config.shards):
-        return {}
-    journal = deployment.control.journal
-    journal.head()
-    found = {
-        entry.txn: judged_in(entry).gated.opinion.warned
-        for outcome in decided
-        if isinstance(outcome, Sealed)
-        for entry in journal.find(str(outcome.seal.txn))
-        if entry.event is Event.JUDGED and entry.token == outcome.seal.token
-    }
-    return {txn: reasons for txn, reasons in found.items() if reasons}
-
-
-def txns(
-    pipeline: PipelineArgument,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="The most to show, newest first.")] = 20,
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List transactions: when they were bound and sealed, what was read and written, and by which run.
-
-    The last verdict is that of the last replay; it is empty where nothing was replayed.
-    """
-    from tidemark.app.transactions import listed
-
-    deployment = open_deployment(pipeline, environment)
-    upper = deployment.control.bindings.head().upper
-    rows, seals = listed(deployment, lower=max(1, upper - last), upper=upper)
-    if as_json:
-        print_json(rows)
-        return
-    columns = ("txn", "decision", "bound (UTC)", "took", "read", "rows per shard", "run", "last verdict")
-    texts = {txn: rows_text(seal.shards) for txn, seal in seals.items()}
-    print_table("", columns, [_cells(row, texts.get(row["txn"], "")) for row in rows])
-
-
 def _cells(row: Mapping[str, Any], counts: str) -> tuple[object, ...]:
     """A transaction's table row."""
     times = moment(row["bound_at"]), span(row["seconds"])
     return row["txn"], row["decision"], *times, row["read"], counts, row["run"], row["verdict"]
 
 
-def show(
-    pipeline: PipelineArgument,
-    txn: Annotated[int, typer.Argument(min=1, help="The number of the transaction.", metavar="TXN")],
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show one transaction whole: its input, its seal with parts and digests, its journal."""
-    from tidemark.app.transactions import whole
-
-    deployment = open_deployment(pipeline, environment)
-    binding, seal, entries, times = whole(deployment, txn)
-    settings = (seal.configuration if seal is not None else None) or binding.configuration
-    if as_json:
-        found = {"binding": binding, "seal": seal, "journal": entries}
-        print_json({**times, **found, "configuration": json.loads(settings.text)})
-        return
-    say(f"transaction {txn}", style="bold")
-    by = f"by run {binding.owner.run_id}, configuration {settings.fingerprint}"
-    say(f"bound {moment(times['bound_at'])} UTC {by}")
-    show_input(binding)
-    if seal is None:
-        say("open: not sealed yet", style="yellow")
-    else:
-        say(f"sealed {moment(times['sealed_at'])} UTC, {span(times['seconds'])} after it was bound")
-        show_seal(seal)
-    if entries:
-        lines = [
-            (moment(entry["at"]), entry["event"], entry["token"], _detail(entry["detail"]))
-            for entry in entries
-        ]
-        print_table("", ("at (UTC)", "event", "by", ""), lines)
-
-
 def _detail(detail: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {text}" for name, text in detail.items())
-
-
-def journal(
-    pipeline: PipelineArgument,
-    since: Annotated[
-        str, typer.Option(metavar="TIME", help="How far back: a number with s, m, h or d, such as 24h.")
-    ] = "24h",
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what happened lately, in order of time: what was bound, what was sealed, what was refused, judged,
-    replayed, lost to another run, or decided by people.
-
-    Times are those of the clocks of the processes that wrote.
-    """
-    from tidemark.pipeline.timeline import happenings
-
-    start = datetime.now(UTC) - timedelta(seconds=seconds_in(since))
-    found = happenings(open_deployment(pipeline, environment).control, since=start)
-    if as_json:
-        print_json(found)
-    elif not found:
-        say(f"nothing has happened since {moment(start)} UTC")
-    else:
-        rows = [(moment(one.at), one.txn, one.event, one.by, _detail(one.detail)) for one in found]
-        print_table("", ("at (UTC)", "txn", "event", "by", ""), rows)
-
-
-def cuts(
-    pipeline: PipelineArgument,
-    as_of: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="TXN", help="Only the newest cut at or below this transaction."),
-    ] = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="The most to show, newest first.")] = 20,
-    environment: EnvironmentOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List the transactions at which the states of all shards are exact, each with the version of every
-    state: any engine that reads these versions reads all tables at that transaction.
-
-    A shard that is not named has no state there yet.
-    """
-    from tidemark.pipeline.cuts import cuts_of
-
-    control = open_deployment(pipeline, environment).control
-    found = cuts_of(control, as_of=as_of, last=1 if as_of is not None else last)
-    if as_json:
-        print_json([{"txn": txn, "versions": versions} for txn, versions in found])
-    elif not found:
-        say("no cut: the states have not been exact at one transaction yet")
-    else:
-        rows = [(txn, ", ".join(f"{s} {version}" for s, version in at.items())) for txn, at in found]
-        print_table("", ("txn", "version of each state"), rows)
