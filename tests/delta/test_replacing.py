@@ -10,16 +10,24 @@ from typing import Any
 
 import pytest
 
+from tests.crash.generations import deploy, generations_at, run
+from tests.crash.generations import land as grow
+from tests.support import light
 from tests.support.growing import Typed, land
 from tidemark.airflow.replace import question
-from tidemark.app import tasks
+from tidemark.app import maintenance, tasks
+from tidemark.app.deployment import new_token
 from tidemark.app.generation import LEASE, Generations
 from tidemark.app.generation_plan import plan
 from tidemark.app.job import Order
 from tidemark.app.reports import LISTED_MAX
+from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn
+from tidemark.core.lease import HolderToken
 from tidemark.delta.ledger import DeltaLedger
+from tidemark.pipeline import candidates
+from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.leases import Leases
 from tidemark.spark.correction import Comparison
 
@@ -157,3 +165,61 @@ def test_a_candidate_whose_lease_was_removed_holds_its_input_again(root: Path) -
     lease = leases.current(LEASE)
     assert lease is not None
     assert lease.is_kept
+
+
+def test_a_follower_removes_what_it_has_written_after_its_candidate_was_aborted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables go away under it, and it must not leave new ones."""
+    deploy(tmp_path, 0)
+    for number in range(3):
+        grow(tmp_path)
+        run(tmp_path, f"run-{number}")
+    deploy(tmp_path, 1)
+    works = generations_at(tmp_path)
+    pair = works.pair(works.start(reason="another rule"))
+    write, left = light.write_part, [4]
+
+    def aborted_meanwhile(*args: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            generations_at(tmp_path).abort(reason="not needed")
+        return write(*args)
+
+    monkeypatch.setattr(light, "write_part", aborted_meanwhile)
+    with pytest.raises(InvalidUsage, match="generation 1 is no candidate any more"):
+        list(pair.follow(Attempt(Owner("follower"), new_token())))
+    assert left[0] < 0, "it has written after the abort"
+    assert works.leftovers() == []
+
+
+def test_maintenance_removes_what_a_dead_process_has_left_of_a_candidate(tmp_path: Path) -> None:
+    """And the lease with it: else no input and no log would be removed any more."""
+    deploy(tmp_path, 0)
+    grow(tmp_path)
+    run(tmp_path, "run")
+    deploy(tmp_path, 1)
+    works = generations_at(tmp_path)
+    begun = works.start(reason="another rule")
+    list(works.pair(begun).follow(Attempt(Owner("follower"), new_token())))
+    candidates.abort(works.deployment.control, begun, token=new_token(), reason="it dies after this")
+    assert len(works.leftovers()) == 1
+    terms = maintenance.terms_of(works.deployment)
+    (planned,) = [one for one in maintenance.plan(works.deployment, terms).chores if "candidates" in one.what]
+    assert planned.files > 10
+    done = maintenance.maintain(works.deployment, new_token(), terms, watch=False)
+    (removed,) = [one for one in done.chores if "candidates" in one.what]
+    assert (removed.files, removed.bytes) == (planned.files, planned.bytes)
+    assert works.leftovers() == []
+    lease = Leases(works.deployment.control.leases).current(LEASE)
+    assert lease is not None
+    assert not lease.is_kept
+    again = maintenance.maintain(works.deployment, new_token(), terms, watch=False)
+    assert [one for one in again.chores if "candidates" in one.what] == []
+
+
+def test_a_start_does_not_wait_for_one_that_has_died(root: Path) -> None:
+    works = Typed(root, generation=1)
+    Leases(works.control.leases).take(LEASE, HolderToken("dead"), start=Txn(1))
+    part(works, "follow")
+    assert Generations(works).candidate is not None

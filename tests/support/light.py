@@ -77,6 +77,8 @@ class LightPlane:
     """The `DataPlane` port for a pipeline whose tables lie below `home` and whose files lie in `folder`.
     `staged` names every attempt that wrote parts."""
 
+    schema = COLUMNS
+
     def __init__(
         self,
         home: Path,
@@ -109,7 +111,7 @@ class LightPlane:
             for index, piece in enumerate((rows[0::2], rows[1::2])):
                 path = f"_txn-{binding.txn:020}/{token}/part-{index}.parquet"
                 if piece:
-                    parts.append(write_part(self._home / shard / "log", path, piece))
+                    parts.append(write_part(self._home / shard / "log", path, piece, self.schema))
             shards[shard] = ShardParts(tuple(parts), digest_of(rows))
         return Staged(binding.txn, token, source, shards, ENGINE)
 
@@ -168,11 +170,11 @@ def rows_in(files: Sequence[Path]) -> list[Row]:
     return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
 
 
-def write_part(log: Path, path: str, rows: Sequence[Row]) -> Part:
+def write_part(log: Path, path: str, rows: Sequence[Row], schema: pa.Schema = COLUMNS) -> Part:
     """A part with the statistics of its transactions, which merging and truncation go by."""
     file = log / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=COLUMNS), file)
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), file)
     txns = [row["_txn"] for row in rows]
     stats = {"numRecords": len(rows), "minValues": {"_txn": min(txns)}, "maxValues": {"_txn": max(txns)}}
     return Part(path, len(rows), file.stat().st_size, json.dumps(stats))

@@ -171,3 +171,15 @@ def test_a_consumers_lease_names_consumer_and_shard() -> None:
     assert consumer_of(taken(World().process(), name="look").lease) is None
     with pytest.raises(InvalidUsage, match="consumer 'a/b' is not a name"):
         lease_name("a/b", ShardId("orders"))
+
+
+def test_input_is_kept_by_one_commit_that_no_process_has_to_live_for() -> None:
+    world = World()
+    leases = world.process(Script().fault("leases.commit", Fault.LOSE_REPLY))
+    kept = leases.keep("candidate/input", ME)
+    assert (kept.txn, kept.state, kept.is_kept) == (1, LeaseState.RELEASED, True)
+    other = world.process()
+    assert other.keep("candidate/input", RIVAL) == kept, "what is kept stays as it is"
+    assert other.floor(consumers={}, window=Txn(9)).txn == 1
+    other.forget("candidate/input")
+    assert other.keep("candidate/input", RIVAL).holder == RIVAL

@@ -20,10 +20,10 @@ from tidemark.app.publish import publish_due
 from tidemark.config import PipelineConfig
 from tidemark.config.model import SHADOWS
 from tidemark.core.binding import Configuration
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.generation import GRACE_SECONDS, Candidate, Followed, promoted
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken, next_txn
-from tidemark.core.lease import HolderToken, since_of
+from tidemark.core.lease import HolderToken
 from tidemark.core.reading import CANDIDATE
 from tidemark.delta.store import Store
 from tidemark.pipeline import candidates
@@ -32,8 +32,9 @@ from tidemark.pipeline.candidates import configuration_in_charge
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.generation import Position, Recorded, Shadow
 from tidemark.pipeline.ingest import Progress, no_progress
-from tidemark.pipeline.leases import Leases, take_hold
+from tidemark.pipeline.leases import Leases
 from tidemark.pipeline.promotion import Promotion, promote, unchanged
+from tidemark.ports.state import Freed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,6 +119,7 @@ class Generations:
         if since < TXN_FIRST or (until and until < since):
             raise InvalidUsage(f"transactions {since} to {until} are not a range", hint="count from 1 up")
         token = new_token()
+        # Before the candidate is on record: a lease too many harms nothing.
         self._hold(token)
         new = Candidate(
             1,
@@ -133,19 +135,13 @@ class Generations:
         return candidates.start(deployment.control, new)
 
     def _hold(self, token: WriterToken) -> None:
-        """Keep the input from the first retained transaction on. Before the candidate is on record: a lease
-        too many harms nothing."""
-        control = self.deployment.control
-        leases = Leases(control.leases)
-        since = since_of(control.leases.head())
-        take_hold(leases, LEASE, HolderToken(token), start=since, wait_seconds=10.0).release()
+        """Keep the input from the first retained transaction on, if it is not kept already."""
+        Leases(self.deployment.control.leases).keep(LEASE, HolderToken(token))
 
     def require_held(self, candidate: Candidate) -> None:
         """Keep the candidate's input, if its lease is gone: another process may have removed it, which saw no
         candidate shortly before this one was on record."""
-        lease = Leases(self.deployment.control.leases).current(LEASE)
-        if lease is None or not lease.is_kept:
-            self._hold(candidate.token)
+        self._hold(candidate.token)
 
     def _let_go(self) -> None:
         with suppress(InvalidUsage):
@@ -155,24 +151,38 @@ class Generations:
         return Pair(self.deployment, candidate)
 
     def abort(self, *, reason: str, identity: str = "") -> Candidate:
-        """End the candidate and remove all its tables. With an identity, only that one."""
+        """End the candidate and remove all its tables. With an identity, only that one.
+
+        If there is none, what is left of earlier ones is removed all the same: the process that has ended
+        them may have died before it had removed their tables."""
+        if self.candidate is None:
+            self.clean()
         found = self.required(identity)
         ended = candidates.abort(self.deployment.control, found, token=new_token(), reason=reason)
         self.clean()
         return ended
 
-    def clean(self) -> int:
-        """Remove the shadow folders of candidates that are no more; returns how many."""
-        folder = Store(f"{self.deployment.root}/{SHADOWS}", self.deployment.storage_options or {})
+    def leftovers(self) -> list[Store]:
+        """The shadow folders of candidates that are no more."""
+        options = self.deployment.storage_options or {}
+        folder = Store(f"{self.deployment.root}/{SHADOWS}", options)
+        # The folders first: one that is there has a candidate on record.
         names = folder.folders()
         candidate = self.candidate
         kept = candidate.folder if candidate is not None else ""
-        gone = [name for name in names if name != kept]
-        for name in gone:
-            Store(f"{folder.uri}/{name}", self.deployment.storage_options or {}).delete_all()
-        if candidate is None:
+        return [Store(f"{folder.uri}/{name}", options) for name in names if name != kept]
+
+    def clean(self) -> Freed:
+        """Remove what is left of candidates that are no more: their shadow folders, and the lease of their
+        input. Returns what was removed."""
+        files = size = 0
+        for folder in self.leftovers():
+            sizes = folder.listed().values()
+            files, size = files + len(sizes), size + sum(sizes)
+            folder.delete_all()
+        if self.candidate is None:
             self._let_go()
-        return len(gone)
+        return Freed(files, size)
 
     def rollback(self, *, reason: str) -> Candidate:
         """Begin a candidate that takes back the last promotion, as a new generation: what came after it is
@@ -272,6 +282,18 @@ class Pair:
         Generations(self.deployment).require_held(self.candidate)
         if self.candidate.from_now:
             return
+        try:
+            yield from self._followed(attempt, transactions_max, progress)
+        except (TidemarkError, OSError):
+            # Where the candidate has been aborted meanwhile, this process may have written after its tables
+            # were removed.
+            with suppress(TidemarkError, OSError):
+                Generations(self.deployment).clean()
+            raise
+
+    def _followed(
+        self, attempt: Attempt, transactions_max: int | None, progress: Progress
+    ) -> Iterator[Followed]:
         left = transactions_max
         while left is None or left > 0:
             chunk = FOLLOWED_AT_ONCE if left is None else min(left, FOLLOWED_AT_ONCE)

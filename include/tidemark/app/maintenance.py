@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tidemark.app.deployment import Deployment
+from tidemark.app.generation import Generations
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.lease import Floor, Lease, since_of
 from tidemark.core.maintenance import Leftover, choose_runs
@@ -136,6 +137,8 @@ def plan(deployment: Deployment, terms: Terms, *, asks_source: bool = True) -> M
             chores += [Chore("remove late tombstones", shard, *late)] if late.files else []
     unneeded = unneeded_input(deployment.pipeline, max(since, floor.txn)) if asks_source else []
     chores += [Chore("remove captured changes", "", *one) for one in unneeded]
+    left = [size for folder in Generations(deployment).leftovers() for size in folder.listed().values()]
+    chores += [Chore("remove ended candidates", "", len(left), sum(left))] if left else []
     pages = old_pages(deployment.data_docs, before_ms=terms.docs_from_ms)
     chores += [Chore("remove old Data Docs", "", *_counted(pages))] if pages else []
     notes += warnings(deployment, since, terms) if asks_source else ()
@@ -261,9 +264,11 @@ def maintain(
     leases = Leases(control.leases)
     if watch:
         expire_stale(leases)
+    # Before the floor is found: what is left of a candidate that is no more holds input.
+    ended = Generations(deployment).clean()
     announce(pipeline, leases, deployment.shards, window=terms.window)
     since = since_of(control.leases.head())
-    done: list[Chore] = []
+    done = [Chore("removed ended candidates", "", *ended)] if ended.files else []
     notes: list[str] = []
     for shard, log in logs_of(deployment).items():
         # This comes first: a file that is removed below is deleted later, as the log's record of it allows.

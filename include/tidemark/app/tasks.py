@@ -296,6 +296,7 @@ def generation(deployment: Deployment, order: Order, *, progress: Progress = no_
         "generation": deployment.file.generation,
     }
     if part == "promote" and found.is_promoted(order.candidate):
+        found.clean()  # The try that has done it may have died before it had.
         return {**report, "already": True}
     if part == "follow":
         if order.candidate:

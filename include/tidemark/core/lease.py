@@ -308,6 +308,17 @@ def decide_expire(*, head: Head, current: Lease, observation: Observation) -> Pu
     return Put(marks={UPPER: ended.epoch + 1}, records=(ended,), result=ended)
 
 
+def decide_keep(
+    *, head: Head, current: Lease | None, name: str, holder: HolderToken, ttl_seconds: float
+) -> Put[Lease, Lease] | Lease:
+    """Hold everything that is retained under a consumer's name, without a process that has to live for it:
+    until it is forgotten. What is held under this name already stays as it is."""
+    if current is not None and current.is_kept:
+        return current
+    lease = Lease(name, holder, since_of(head), head.upper, ttl_seconds, LeaseState.RELEASED)
+    return Put(marks={UPPER: lease.epoch + 1}, records=(lease,), result=lease)
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """A need for every `txn` from this one on; a lease's need ends `ttl_seconds` after its last renewal."""

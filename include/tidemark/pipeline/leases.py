@@ -38,6 +38,7 @@ from tidemark.core.lease import (
     Tenure,
     decide_acquire,
     decide_expire,
+    decide_keep,
     decide_release,
     decide_renew,
     decide_since,
@@ -189,6 +190,18 @@ class Leases:
 
         outcome: Any = self._settle(decide, what=f"lease {name!r}")
         return outcome if isinstance(outcome, Lease) else None
+
+    def keep(self, name: str, holder: HolderToken) -> Lease:
+        """Hold everything that is retained under a consumer's name until it is forgotten, in one commit, so
+        that a process that dies leaves no lease that another one has to wait for."""
+
+        def decide(head: Head) -> Put[Lease, Lease] | Lease:
+            self._latest(head)
+            current = self._last.get(name)
+            return decide_keep(head=head, current=current, name=name, holder=holder, ttl_seconds=TTL_SECONDS)
+
+        kept: Lease = self._settle(decide, what=f"lease {name!r}")
+        return kept
 
     def forget(self, name: str) -> Lease:
         """Remove a consumer's frontier, for good."""
