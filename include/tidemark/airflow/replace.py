@@ -78,6 +78,8 @@ class ReplacePlanOperator(BaseOperator):
         self.log.info("%s", found.effort)
         if found.expires_first:
             self.log.warning("%s", TOO_SHORT)
+        if found.caveat:
+            self.log.warning("input may be gone sooner: %s", found.caveat)
         if found.refused:
             raise AirflowFailException("\n".join(["this generation can't be started:", *found.refused]))
         return {"started": False, "transactions": found.transactions, "records": found.records}

@@ -15,7 +15,7 @@ from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.reading import CANDIDATE
 from tidemark.core.seal import Decision, Seal
 from tidemark.core.shape import misfit
-from tidemark.core.text import span
+from tidemark.core.text import named, span
 from tidemark.pipeline.checkpoint import paused_shards
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.leases import Leases
@@ -49,7 +49,7 @@ class Plan:
     `bytes` is the size of the parts that the pipeline has made of these records, and `seconds` about how long
     it took, judged by the newest transactions; None if unknown. `gone` are the transactions whose input can't
     be read again, `until_seconds` is when the next input expires. `decided` counts the transactions by their
-    decision."""
+    decision. `caveat` is what may remove input sooner than the source says."""
 
     pipeline: str
     generation: int
@@ -66,6 +66,7 @@ class Plan:
     paused: Mapping[str, Txn]
     consumers: tuple[str, ...]
     refused: tuple[str, ...]
+    caveat: str = ""
 
     @property
     def effort(self) -> str:
@@ -102,13 +103,18 @@ def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now
     if upper == TXN_FIRST:
         refused.append("the pipeline has no transactions: run it, and it begins with this file")
     lost = [txn for txn, why in gone.items() if why]
+    for shard in shards:
+        lacking = [seal.txn for seal in seals if shard in seal.shards and gone.get(seal.txn)]
+        if lacking:
+            shards[shard] += f"; its input is gone for {named(lacking)}"
     if lost:
         more = f" (and that of {len(lost) - 1:,} more)" if len(lost) > 1 else ""
         refused.append(
             f"the input of transaction {lost[0]} is gone{more}: {gone[lost[0]]};"
             " with --from-now the tables stay as they are"
         )
-    until = [one for one in _until(known, upper) if one is not None] if not from_now else []
+    ends = [] if from_now else list(replayable(known, at_ends=1).values())
+    until = [one.until_seconds for one in ends if one.until_seconds is not None]
     leases = Leases(control.leases).latest()
     return Plan(
         pipeline=file.name,
@@ -130,6 +136,7 @@ def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now
         paused={str(shard): waits.txn for shard, waits in paused_shards(known).items()},
         consumers=tuple(one.name for one in leases if one.is_kept and not one.name.startswith(CANDIDATE)),
         refused=tuple(refused),
+        caveat=next((one.caveat for one in ends if one.caveat), ""),
     )
 
 
@@ -150,11 +157,6 @@ def _gone(pipeline: Pipeline, upper: Txn) -> dict[Txn, str]:
     transaction is read."""
     sealed = {seal.txn for seal in pipeline.control.seals.read(TXN_FIRST, upper) if seal.decision in READ}
     return {txn: one.gone for txn, one in replayable(pipeline).items() if txn in sealed}
-
-
-def _until(pipeline: Pipeline, upper: Txn) -> Iterator[float | None]:
-    for one in replayable(pipeline, at_ends=1).values():
-        yield one.until_seconds
 
 
 def settings_between(before: PipelineConfig, after: PipelineConfig) -> tuple[Setting, ...]:

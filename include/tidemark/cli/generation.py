@@ -325,6 +325,8 @@ def _print_plan(found: Plan) -> None:
         say(f"the oldest input can be read for {span(max(0.0, left))} more")
         if found.expires_first:
             say(TOO_SHORT, style="yellow")
+    if found.caveat:
+        say(f"input may be gone sooner: {found.caveat}", style="yellow")
     for shard, txn in found.paused.items():
         say(f"shard {shard} waits at transaction {txn}: release it before the promotion")
     if found.consumers:
