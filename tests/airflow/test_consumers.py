@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk import DAG, task
 
 from tidemark.airflow import shard_task
-from tidemark.airflow.consumers import ShardConsumerOperator
+from tidemark.airflow.assets import ShardConsumerOperator
 
 pytestmark = pytest.mark.airflow
 

@@ -53,7 +53,7 @@ class Looks:
 
 @pytest.fixture
 def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Looks:
-    monkeypatch.setattr("tidemark.airflow.operators.provide_connection", lambda *args: None)
+    monkeypatch.setattr("tidemark.airflow.steps.provide_connection", lambda *args: None)
     return Looks(tmp_path)
 
 

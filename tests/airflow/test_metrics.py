@@ -20,8 +20,7 @@ from tests.airflow.test_operators import Bench, bench  # noqa: F401
 from tests.airflow.test_pages_api import loaded
 from tests.support.memory.world import rec
 from tests.support.waiting import SECONDS_MAX
-from tidemark.airflow.operators import CheckpointOperator
-from tidemark.airflow.stats import airflow_sink
+from tidemark.airflow.operators import CheckpointOperator, airflow_sink
 from tidemark.app import metrics, tasks
 from tidemark.app.job import Order, perform
 from tidemark.app.tasks import open_pipeline

@@ -20,9 +20,8 @@ from fastapi.testclient import TestClient
 
 from tests.airflow.test_pages_api import HOSTILE, PIPELINE, Logins, as_user
 from tests.support.light import LightPlane
-from tidemark.airflow.pages import actions, registry
-from tidemark.airflow.pages import actions as triggers
 from tidemark.airflow.pages import app as pages
+from tidemark.airflow.pages import registry
 from tidemark.airflow.pages.app import pages_app
 from tidemark.airflow.pages.registry import (
     REPLACES,
@@ -128,7 +127,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         edits={"eve": {"mine", "replay", "replace"}, HOSTILE: {"mine"}},
     )
     known = PipelineDag("mine", str(tmp_path / "mine.yaml"), None)
-    for module in (security, pages, actions):
+    for module in (security, pages):
         monkeypatch.setattr(module, "get_auth_manager", lambda: logins)
     monkeypatch.setattr("airflow.models.dag.DagModel.get_team_name", lambda dag_id: None)
     monkeypatch.setattr(registry, "pipeline_of", lambda session, dag_id: known if dag_id == "mine" else None)
@@ -143,7 +142,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
             made.started.append((dag_id, asked, note))
             return "manual__1"
 
-        monkeypatch.setattr(triggers, "start", start)
+        monkeypatch.setattr(pages, "start", start)
         yield made
 
 

@@ -20,8 +20,8 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from tests.support.light import LightPlane
-from tidemark.airflow.pages import actions, registry
 from tidemark.airflow.pages import app as pages
+from tidemark.airflow.pages import registry
 from tidemark.airflow.pages.app import HEADERS, PAGES, STATIC, pages_app
 from tidemark.airflow.pages.registry import PipelineDag, marked, pipeline_in
 from tidemark.app.deployment import Deployment
@@ -110,7 +110,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def client(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     logins = Logins()
     known = {name: PipelineDag(name, str(file), None) for name, file in files.items()}
-    for module in (security, pages, actions):
+    for module in (security, pages):
         monkeypatch.setattr(module, "get_auth_manager", lambda: logins)
     monkeypatch.setattr(security.DagModel, "get_team_name", lambda dag_id: None)
     monkeypatch.setattr(registry, "pipeline_of", lambda session, dag_id: known.get(dag_id))

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 from tests.airflow.test_pages_api import Logins, as_user, loaded
 from tests.support.copies import at_home
-from tidemark.airflow.pages import actions, answers, registry
+from tidemark.airflow.pages import answers, registry
 from tidemark.airflow.pages import app as pages
 from tidemark.airflow.pages.app import pages_app
 from tidemark.airflow.pages.registry import PipelineDag
@@ -62,7 +62,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def client(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     known = {name: PipelineDag(name, str(file), None) for name, file in files.items()}
     logins = Logins(rights={"ann": set(known), "bob": {"p07"}})
-    for module in (security, pages, actions):
+    for module in (security, pages):
         monkeypatch.setattr(module, "get_auth_manager", lambda: logins)
     monkeypatch.setattr(security.DagModel, "get_team_name", lambda dag_id: None)
     monkeypatch.setattr(registry, "pipeline_of", lambda session, dag_id: known.get(dag_id))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from tidemark.airflow import consumers
+from tidemark.airflow import assets
 from tidemark.app.deployment import new_token
 from tidemark.app.tasks import open_pipeline
 from tidemark.core.binding import Owner
@@ -40,12 +40,12 @@ def looks(monkeypatch: pytest.MonkeyPatch, *found: int | Exception) -> list[int 
             raise one
         return one
 
-    monkeypatch.setattr(consumers, "upper_of", upper_of)
+    monkeypatch.setattr(assets, "upper_of", upper_of)
     return left
 
 
 def fired(txn: int) -> Any:
-    trigger = consumers.ShardUpperTrigger(
+    trigger = assets.ShardUpperTrigger(
         pipeline_file="p.yaml", environment=None, shard="orders", txn=txn, poke_seconds=0.0
     )
 
@@ -66,7 +66,7 @@ def test_the_trigger_ends_where_waiting_cannot_help(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_sensor_waits_through_trouble_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    sensor = consumers.ShardUpperSensor(task_id="wait", pipeline_file="p.yaml", shard="orders", txn=2)
+    sensor = assets.ShardUpperSensor(task_id="wait", pipeline_file="p.yaml", shard="orders", txn=2)
     looks(monkeypatch, Determinate("the store does not answer"), Determinate("again"), InvalidUsage("no"))
     with pytest.raises(TaskDeferred):
         sensor.execute({})  # type: ignore[typeddict-item]
@@ -82,6 +82,6 @@ def test_regression_m11_a_transaction_that_does_not_touch_the_shard_is_not_waite
     file.write_text(PIPELINE_FILE)
     pipeline, attempt = open_pipeline(file, None).pipeline, Attempt(Owner("run"), new_token())
     reclock(pipeline, attempt)
-    assert consumers.upper_of(str(file), None, "orders") == 1
+    assert assets.upper_of(str(file), None, "orders") == 1
     skip(pipeline, attempt, Txn(1), reason="poisoned")
-    assert consumers.upper_of(str(file), None, "orders") == 2
+    assert assets.upper_of(str(file), None, "orders") == 2

@@ -19,12 +19,11 @@ from tidemark.core.errors import require
 require("airflow")
 
 if TYPE_CHECKING:
-    from tidemark.airflow.assets import shard_asset
-    from tidemark.airflow.consumers import ShardConsumerOperator, ShardUpperSensor, shard_task
+    from tidemark.airflow.assets import ShardConsumerOperator, ShardUpperSensor, shard_asset, shard_task
     from tidemark.airflow.dags import health_dag, maintain_dag, pipeline_dags, replace_dag, replay_dag
-    from tidemark.airflow.health import HealthOperator
     from tidemark.airflow.operators import (
         CheckpointOperator,
+        HealthOperator,
         IngestOperator,
         MaintainOperator,
         ReclockOperator,
@@ -59,7 +58,7 @@ __all__ = [
     "shard_task",
 ]
 
-_MODULES: Final = ("assets", "consumers", "dags", "health", "operators", "replace", "replay")
+_MODULES: Final = ("assets", "dags", "operators", "replace", "replay")
 
 
 def __getattr__(name: str) -> Any:

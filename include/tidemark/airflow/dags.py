@@ -17,9 +17,9 @@ from airflow.sdk import DAG, Param, chain
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 
 from tidemark.airflow.display import of_dag
-from tidemark.airflow.health import HealthOperator
 from tidemark.airflow.operators import (
     CheckpointOperator,
+    HealthOperator,
     IngestOperator,
     MaintainOperator,
     ReclockOperator,

@@ -1,4 +1,4 @@
-"""The operators of a run's steps and of maintenance. Each wraps a function of `tidemark.app.tasks`.
+"""The operators of a run's steps, of maintenance and of alarms. Each wraps a function of `app.tasks`.
 
 With `on_red: ask`, a red gate waits for a person through Airflow's human-in-the-loop input. The question
 names each transaction with the number of its verdict in the journal. If a transaction was judged again
@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from tidemark.airflow.assets import Announcing, note_events
-from tidemark.airflow.display import DataDocsLink, TransactionLink, of_task, txns_of
+from tidemark.airflow.display import DataDocsLink, txns_of
 from tidemark.airflow.pages.registry import PUBLISH, marked
-from tidemark.airflow.steps import SparkStepOperator, end_with_reason, failure, order_of, provide_connection
+from tidemark.airflow.steps import ControlOperator, SparkStepOperator, failure, provide_connection
 from tidemark.app.job import Order
 from tidemark.core.errors import InvalidUsage, TidemarkError
+from tidemark.core.status import Alarm
 from tidemark.core.text import named, named_in, short, step_sentence
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tidemark.app.decisions import Decider
     from tidemark.app.deployment import Deployment
     from tidemark.app.lineage import Lineage
+    from tidemark.app.metrics import Measure, Sink
     from tidemark.app.reports import Report
     from tidemark.pipeline.context import Attempt
     from tidemark.pipeline.validate import Judged
@@ -124,42 +126,6 @@ def answer_in(event: Mapping[str, Any], options: Sequence[str]) -> tuple[str, st
 log = logging.getLogger(__name__)
 PLACES = ("TIDEMARK_ROOT", "TIDEMARK_WAREHOUSE")
 """The environment variables of a worker that locate a pipeline's tables."""
-
-
-class ControlOperator(BaseOperator):
-    """A step that needs only the control plane, and so takes milliseconds.
-
-    :param pipeline_file: the pipeline file; never rendered as a template
-    :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
-    """
-
-    step: ClassVar[str]
-    template_fields: Sequence[str] = ("environment",)
-    operator_extra_links = (TransactionLink(),)
-    ui_color = "#eef4e2"
-
-    def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
-        super().__init__(**of_task(self.step, kwargs))
-        self.pipeline_shown, self.txns_shown = "", list[int]()
-        self.pipeline_file = str(pipeline_file)
-        self.environment = environment
-        end_with_reason(self)
-
-    def execute(self, context: Context) -> Any:
-        order = order_of(context, pipeline_file=self.pipeline_file, environment=self.environment)
-        try:
-            provide_connection(self.pipeline_file, self.environment)
-            return self.work(context, self.opened(order), order)
-        except TidemarkError as error:
-            raise failure(error) from error
-
-    def opened(self, order: Order) -> Deployment:
-        from tidemark.app import tasks
-
-        return tasks.open_pipeline(self.pipeline_file, self.environment)
-
-    def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
-        raise NotImplementedError
 
 
 class ReclockOperator(ControlOperator):
@@ -346,7 +312,6 @@ class CheckpointOperator(ControlOperator, Announcing):
         self.on_success_callback = [*self.on_success_callback, note_events]
 
     def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
-        from tidemark.airflow.stats import airflow_sink
         from tidemark.app import metrics, tasks
 
         report, announcements = tasks.checkpoint(deployment, order.attempt)
@@ -415,3 +380,90 @@ class MaintainOperator(SparkStepOperator):
         from tidemark.app import tasks
 
         return tasks.maintenance_plan(tasks.open_pipeline(order.pipeline_file, order.environment or None))
+
+
+class HealthOperator(ControlOperator):
+    """Check for alarms (`tidemark.core.status`). The task fails with the alarms that are not reported yet and
+    the remedy for each. It is skipped while reported alarms continue, and succeeds if there is none.
+
+    Airflow notifies people of failures: give `on_failure_callback` a notifier. The journal records reported
+    alarms once the task has failed. An alarm that ends and comes back is reported again."""
+
+    step = "health"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline_shown = self.task_id
+        self.note_alarms: Callable[[], None] = _nothing
+        self.on_failure_callback = [*self.on_failure_callback, note_alarms]
+
+    def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
+        from tidemark.app import metrics
+        from tidemark.app import status as health
+        from tidemark.app.status import status_of
+
+        now = time.time()
+        status = status_of(deployment, now_seconds=now, every_shard=True)
+        found = health.check_alarms(deployment, status)
+        ringing = (*found.new, *found.still)
+        metrics.send(airflow_sink(), lambda: metrics.of_status(status, ringing, now_seconds=now))
+        for name in found.over:
+            self.log.info("over: %s", name)
+            health.note_alarm_over(deployment, order.attempt, name)
+        for alarm in found.still:
+            self.log.warning("reported before: %s", alarm)
+        if found.new:
+            self.note_alarms = lambda: _note(deployment, order, found.new)
+            counted = "1 alarm" if len(found.new) == 1 else f"{len(found.new)} alarms"
+            raise AirflowFailException("\n".join([f"{counted}:", *map(str, found.new)]))
+        if found.still:
+            raise AirflowSkipException(f"{len(found.still)} alarms continue, all of them reported before")
+        self.log.info("no alarm")
+        return {"alarms": 0}
+
+
+def _note(deployment: Deployment, order: Order, alarms: tuple[Alarm, ...]) -> None:
+    from tidemark.app import status as health
+
+    for alarm in alarms:
+        health.note_alarm(deployment, order.attempt, alarm)
+
+
+def _nothing() -> None:
+    """The callback if there is no new alarm."""
+
+
+def note_alarms(context: Context) -> None:
+    """Record in the journal the alarms that a task has reported by failing."""
+    cast("HealthOperator", context["ti"].task).note_alarms()
+
+
+SETTINGS: Final = ("statsd_on", "statsd_datadog_enabled", "otel_on")
+"""The settings of `[metrics]` that turn Airflow's metrics on."""
+
+
+class AirflowStats:
+    """Airflow's counters, gauges and timings. Airflow's prefix, allow list and tags apply to them too."""
+
+    def record(self, measure: Measure) -> None:
+        from airflow.sdk.observability import stats
+
+        from tidemark.app.metrics import Kind
+
+        name, tags = measure.metric.name, dict(measure.tags)
+        match measure.metric.kind:
+            case Kind.COUNTER:
+                # A count of 0 is not sent.
+                if measure.value:
+                    stats.incr(name, int(measure.value), tags=tags)
+            case Kind.GAUGE:
+                stats.gauge(name, measure.value, tags=tags)
+            case Kind.TIMING:
+                stats.timing(name, timedelta(seconds=measure.value), tags=tags)
+
+
+def airflow_sink() -> Sink | None:
+    """A sink into Airflow's metrics; None if they are off."""
+    from airflow.sdk.configuration import conf
+
+    return AirflowStats() if any(conf.getboolean("metrics", one) for one in SETTINGS) else None

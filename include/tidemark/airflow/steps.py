@@ -1,6 +1,6 @@
-"""The base operator of a step: it runs the step without Spark if possible, else by `spark-submit` or over
-Spark Connect.
+"""The base operators of a step: on the control plane alone, or with Spark where the step needs it.
 
+A step that needs Spark runs by `spark-submit` or over Spark Connect.
 The type of the task's connection chooses between the two. `spark` (`spark_default`) submits one of the files
 of `jobs/` through the Spark provider. `spark_connect` (`spark_connect_default`) runs the same step in the
 worker, on a warm server. Both connections are read as the Spark provider reads them, except that the token is
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook, BaseOperatorLink, Connection
+from airflow.sdk import BaseHook, BaseOperator, BaseOperatorLink, Connection
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 
 from tidemark.airflow.display import SparkLink, TransactionLink, of_task, txns_of
@@ -49,8 +49,9 @@ from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage, Tidem
 from tidemark.core.text import step_sentence
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator, Context
+    from airflow.sdk import Context
 
+    from tidemark.app.deployment import Deployment
     from tidemark.app.reports import Report
 
 
@@ -313,3 +314,39 @@ class SparkStepOperator(SparkSubmitOperator):
             self.disconnect()
         elif self._hook is not None:
             super().on_kill()
+
+
+class ControlOperator(BaseOperator):
+    """A step that needs only the control plane, and so takes milliseconds.
+
+    :param pipeline_file: the pipeline file; never rendered as a template
+    :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
+    """
+
+    step: ClassVar[str]
+    template_fields: Sequence[str] = ("environment",)
+    operator_extra_links = (TransactionLink(),)
+    ui_color = "#eef4e2"
+
+    def __init__(self, *, pipeline_file: str | Path, environment: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**of_task(self.step, kwargs))
+        self.pipeline_shown, self.txns_shown = "", list[int]()
+        self.pipeline_file = str(pipeline_file)
+        self.environment = environment
+        end_with_reason(self)
+
+    def execute(self, context: Context) -> Any:
+        order = order_of(context, pipeline_file=self.pipeline_file, environment=self.environment)
+        try:
+            provide_connection(self.pipeline_file, self.environment)
+            return self.work(context, self.opened(order), order)
+        except TidemarkError as error:
+            raise failure(error) from error
+
+    def opened(self, order: Order) -> Deployment:
+        from tidemark.app import tasks
+
+        return tasks.open_pipeline(self.pipeline_file, self.environment)
+
+    def work(self, context: Context, deployment: Deployment, order: Order) -> Any:
+        raise NotImplementedError

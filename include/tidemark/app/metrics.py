@@ -4,7 +4,7 @@
 that ran in a Spark job elsewhere is measured too. They are sent in two ways:
 
 - A task in Airflow sends them to Airflow's `stats`; `[metrics]` in `airflow.cfg` configures the destination
-  (`tidemark.airflow.stats`).
+  (`tidemark.airflow.operators`).
 - The command and `tidemark.run` send them to OpenTelemetry, which its environment variables configure
   (`OTEL_METRICS_EXPORTER`, `OTEL_EXPORTER_OTLP_ENDPOINT` and so on). If the program has set up a meter
   provider, they go there. Without either, nothing is read and nothing is sent.
