@@ -34,7 +34,7 @@ from tidemark.core.seal import Part
 from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
 from tidemark.delta.state_files import DIGEST, KEY
-from tidemark.ports.state import Tail
+from tidemark.ports.planes import Tail
 from tidemark.spark.digest import key_hash_sql, row_hash_sql
 from tidemark.spark.fold import UPSERT, FoldRule, log_hashed, log_schema
 from tidemark.spark.publish import digest_of_rows

@@ -14,7 +14,7 @@ from tests.support.memory.source import MemorySource, SourceRecord
 from tidemark.core.checksum import SOURCE, shard_endpoint
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
-from tidemark.ports.plane import DataPlane
+from tidemark.ports.planes import DataPlane
 
 A, B = WriterToken("a"), WriterToken("b")
 

@@ -25,7 +25,7 @@ from tidemark.delta.control import DeltaControl
 from tidemark.delta.schema import log_schema
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.run import run
-from tidemark.ports.plane import DataPlane
+from tidemark.ports.planes import DataPlane
 from tidemark.sources.files.source import FileSource
 
 SECONDS_MAX = 300

@@ -23,7 +23,7 @@ from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 from tidemark.delta.state_status import same_rows_version
 from tidemark.pipeline import maintain as step
 from tidemark.pipeline.publish import last_published
-from tidemark.ports.state import Freed, Tail
+from tidemark.ports.planes import Freed, Tail
 from tidemark.spark import state as state_module
 
 LATENESS = 5

@@ -12,8 +12,8 @@ from tidemark.core.checksum import SOURCE, Digest
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict, judge
-from tidemark.quality import digests
-from tidemark.quality.digests import check_digests
+from tidemark.quality import checks
+from tidemark.quality.checks import check_digests
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_p4_a_changed_row_differs_and_is_documented_by_transaction_and_endpoint(
 
 
 def test_a_disagreement_of_the_two_judges_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "summary", lambda pairs: [])
+    monkeypatch.setattr(checks, "summary", lambda pairs: [])
     with pytest.raises(InvariantViolation, match="two comparisons disagree"):
         check_digests([(Txn(1), SAME, {})], site=None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tidemark.core.checksum import Digest
 from tidemark.core.ids import Txn
-from tidemark.quality.digests import check_digests
+from tidemark.quality.checks import check_digests
 
 pytestmark = pytest.mark.slow
 

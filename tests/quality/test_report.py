@@ -9,7 +9,7 @@ import pytest
 
 from tidemark.core.ids import ShardId
 from tidemark.core.seal import Opinion
-from tidemark.quality.rows import Checked, exception_kinds, opinion_of
+from tidemark.quality.checks import Checked, exception_kinds, opinion_of
 
 
 def broken(action: str, shard: str = "orders") -> Checked:
@@ -52,7 +52,7 @@ def test_an_exception_is_reduced_to_its_kind(message: str, trace: str, said: str
 @pytest.mark.slow
 def test_the_library_is_loaded_late_without_what_no_check_needs_and_leaves_no_stand_ins() -> None:
     code = (
-        "import sys, tidemark.quality.digests, tidemark.quality.rows, tidemark.config.row_rules\n"
+        "import sys, tidemark.quality.checks, tidemark.quality.checks, tidemark.config.row_rules\n"
         "assert not {'great_expectations', 'pandas', 'pyspark'} & set(sys.modules)\n"
         "from tidemark.quality import engine\n"
         "engine.load()\n"

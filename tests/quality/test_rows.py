@@ -14,7 +14,7 @@ from pyspark.sql.functions import col, lit
 
 from tidemark.config import ShardConfig
 from tidemark.core.ids import ShardId, Txn
-from tidemark.quality.rows import Checked, check_rows, opinion_of
+from tidemark.quality.checks import Checked, check_rows, opinion_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -33,7 +33,7 @@ from tidemark.delta.store import Store
 from tidemark.pipeline import publish as publish_step
 from tidemark.pipeline.context import Attempt, Pipeline
 from tidemark.pipeline.run import run
-from tidemark.ports.plane import DataPlane
+from tidemark.ports.planes import DataPlane
 from tidemark.sources.files.source import FileSource
 from tidemark.spark.fold import FoldRule
 from tidemark.spark.parts import stats_of

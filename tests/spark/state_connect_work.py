@@ -16,7 +16,7 @@ from tests.support.state import SHARD, StateRig, gone
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.ledger import Conflict
 from tidemark.pipeline import publish as step
-from tidemark.ports.state import Tail
+from tidemark.ports.planes import Tail
 from tidemark.spark.state import SparkStatePlane
 
 

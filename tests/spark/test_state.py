@@ -27,7 +27,7 @@ from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 from tidemark.delta.store import Store
 from tidemark.pipeline import maintain
 from tidemark.pipeline import publish as step
-from tidemark.ports.state import Tail
+from tidemark.ports.planes import Tail
 from tidemark.spark import tables, tail, views
 from tidemark.spark.session import ROWS_FEW, confs_set
 from tidemark.spark.state import SparkStatePlane

@@ -131,7 +131,7 @@ if "scheduler" in sys.argv:
 
     import tidemark.airflow.operators
     import tidemark.app.deployment
-    import tidemark.quality.rows
+    import tidemark.quality.checks
     import tidemark.spark.plane
     import tidemark.spark.state
 """

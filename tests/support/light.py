@@ -1,6 +1,6 @@
 """A data plane without an engine: real Parquet parts on a real disk, written with pyarrow instead of Spark.
 
-It keeps the promises of the port (`tidemark.ports.plane`) on the file layout of the Spark plane, so that the
+It keeps the promises of the port (`tidemark.ports.planes`) on the file layout of the Spark plane, so that the
 control plane under test (bindings, seals, logs, journal and checkpoints on delta-rs) is the real one while
 processes stay cheap. Tables have the columns `id` and `value`. Records are lines of JSON: plain rows, or
 changes as PostgreSQL's capture writes them.

@@ -12,7 +12,7 @@ from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Evidence, Part, ShardParts, Staged
 from tidemark.core.text import step_sentence
 from tidemark.pipeline.validate import Gated, Judged
-from tidemark.ports.plane import Opinion
+from tidemark.ports.planes import Opinion
 
 ONE = ShardParts((Part("", 1, 1),), Digest.of([7]))
 

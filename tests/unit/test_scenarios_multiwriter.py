@@ -25,7 +25,7 @@ from tidemark.pipeline.reclock import mint, reclock
 from tidemark.pipeline.run import run
 from tidemark.pipeline.upsert import bring_up_log, commit_staged, put_entry, seal_judged
 from tidemark.pipeline.validate import judge_gathered
-from tidemark.ports.plane import DataPlane
+from tidemark.ports.planes import DataPlane
 
 T1 = Txn(1)
 

@@ -33,8 +33,8 @@ from tidemark.pipeline.context import Attempt, Pipeline, untouched, watermark_be
 from tidemark.pipeline.schema_change import not_taken, recorded_columns
 from tidemark.pipeline.validate import Pair
 from tidemark.ports.control import Control
+from tidemark.ports.planes import Merger, StateKeeper
 from tidemark.ports.source import ShardKeysPort, Source
-from tidemark.ports.state import Merger, StateKeeper
 from tidemark.runtime.home import home
 from tidemark.sources.files.source import FileSource
 
@@ -299,7 +299,7 @@ class Deployment:
 
         Loads the library."""
         if pairs:
-            from tidemark.quality.digests import check_digests
+            from tidemark.quality.checks import check_digests
 
             check_digests(pairs, site=self.data_docs)
 
@@ -379,7 +379,7 @@ class Expectations:
         ]
         if not asked:
             return Opinion()
-        from tidemark.quality.rows import check_rows, opinion_of
+        from tidemark.quality.checks import check_rows, opinion_of
 
         plane = self._deployment.plane()
         checked = check_rows(

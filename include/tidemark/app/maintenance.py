@@ -42,7 +42,7 @@ from tidemark.pipeline.maintain import (
     truncate,
     unneeded_input,
 )
-from tidemark.ports.state import Freed
+from tidemark.ports.planes import Freed
 from tidemark.quality.engine import old_pages, remove_pages
 
 DAY_MS: Final = 86_400_000

@@ -47,7 +47,7 @@ from tidemark.delta.store import housekeeping
 from tidemark.delta.table_stats import SMALL_BYTES, is_due_for_rewrite, retained_vector_bytes
 from tidemark.delta.tombstones import expire, too_late
 from tidemark.delta.vacuum import retention_properties, vacuum
-from tidemark.ports.state import Freed
+from tidemark.ports.planes import Freed
 
 FILE_BYTES: Final = 2 * SMALL_BYTES
 TIDY_BYTES: Final = (128 << 10, 1 << 20, 16 << 20)

@@ -21,7 +21,7 @@ from tidemark.core.ledger import CommitOutcome, Committed, Event, Head, JournalE
 from tidemark.core.seal import Evidence, Seal, Staged
 from tidemark.core.shape import Shapes
 from tidemark.ports.control import Control
-from tidemark.ports.plane import DataPlane, Gate, NoExpectations
+from tidemark.ports.planes import DataPlane, Gate, NoExpectations
 from tidemark.ports.source import Source
 
 ATTEMPTS_MAX: Final = 200

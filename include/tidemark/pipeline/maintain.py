@@ -58,8 +58,8 @@ from tidemark.pipeline.history import is_in_a_log, log_head, require_history, re
 from tidemark.pipeline.leases import Leases
 from tidemark.pipeline.publish import checked_record, last_published, published_as_of
 from tidemark.ports.control import Control, Ledger, MaintainedLog
+from tidemark.ports.planes import Freed, Merger, StateKeeper
 from tidemark.ports.source import RetainsInput
-from tidemark.ports.state import Freed, Merger, StateKeeper
 
 SEALS_AT_ONCE: Final = 1_000
 

@@ -42,7 +42,7 @@ from tidemark.core.seal import is_fenced
 from tidemark.pipeline.context import settle
 from tidemark.pipeline.history import log_head, require_history, require_known
 from tidemark.ports.control import Control, Ledger
-from tidemark.ports.state import StatePlane, StateStatusReader, Tail
+from tidemark.ports.planes import StatePlane, StateStatusReader, Tail
 
 STEPS_MAX: Final = 50
 """Each lost race means that another publish was committed."""

@@ -30,7 +30,7 @@ from tidemark.pipeline.maintain import begin, merge_run, put
 from tidemark.pipeline.replay import merged_files, read_sealed, replay_input
 from tidemark.pipeline.validate import Gated, Judged, record
 from tidemark.ports.control import MaintainedLog
-from tidemark.ports.plane import MaintainedPlane
+from tidemark.ports.planes import MaintainedPlane
 
 
 @dataclass(frozen=True, slots=True)

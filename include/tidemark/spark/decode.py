@@ -61,8 +61,7 @@ from tidemark.spark.fold import (
     log_hashed,
     sequence_number_sql,
 )
-from tidemark.spark.kafka import raw_text
-from tidemark.spark.read import DATA, HASH, RAW
+from tidemark.spark.read import DATA, HASH, RAW, raw_text
 from tidemark.spark.sql import case, coalesced, key_text, literal, quoted, texts
 
 KEY: Final = "_key"

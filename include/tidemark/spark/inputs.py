@@ -35,14 +35,16 @@ from tidemark.sources.kafka.manifest import KafkaManifest, Range
 from tidemark.spark import documents as doc
 from tidemark.spark.decode import shards_of
 from tidemark.spark.fold import ORDINAL
-from tidemark.spark.kafka import RecordEncoding, not_avro, read_topics
 from tidemark.spark.read import (
     RECORD,
+    RecordEncoding,
+    not_avro,
     parts_for,
     parts_of,
     read_lines,
     read_rows,
     read_sweep,
+    read_topics,
     tasks_for,
     tasks_of,
 )

@@ -30,8 +30,7 @@ from tidemark.core.ids import ShardId, Txn
 from tidemark.spark import documents as doc
 from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
 from tidemark.spark.inputs import FilesInput, Input, TopicsInput
-from tidemark.spark.kafka import WIRE_BYTES
-from tidemark.spark.read import RAW, RECORD
+from tidemark.spark.read import RAW, RECORD, WIRE_BYTES
 from tidemark.spark.sql import literal, texts
 
 COLUMNS_MAX: Final = 10_000

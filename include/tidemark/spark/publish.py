@@ -45,7 +45,7 @@ from tidemark.delta.state import NewFile, StateTable
 from tidemark.delta.state_files import DIGEST, KEY, RowKeys, keys_of
 from tidemark.delta.store import Store
 from tidemark.delta.tail import TXN, FoldedTail, Unsuited, read_tail, sequence_numbers
-from tidemark.ports.state import Tail
+from tidemark.ports.planes import Tail
 from tidemark.spark.digest import digest_of, partials
 from tidemark.spark.fold import OP, UPSERT
 from tidemark.spark.session import counted, persisted

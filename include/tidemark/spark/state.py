@@ -1,4 +1,4 @@
-"""The state plane on Spark: folds a log's tail into a state by one Delta commit (`tidemark.ports.state`).
+"""The state plane on Spark: folds a log's tail into a state by one Delta commit (`tidemark.ports.planes`).
 
 A publish folds the tail at its pinned version of the log; finds the state's rows of its keys, by the key
 index (`publish.ShardIndex`, without Spark) or, where that does not apply, by one scan
@@ -42,7 +42,7 @@ from tidemark.delta.state_maintenance import tidy
 from tidemark.delta.state_status import app_id, read_state_status
 from tidemark.delta.store import housekeeping
 from tidemark.delta.tail import Unsuited
-from tidemark.ports.state import Tail
+from tidemark.ports.planes import Tail
 from tidemark.spark.failures import shard_job_errors
 from tidemark.spark.fold_shard import WRITE_CONFS
 from tidemark.spark.publish import ShardIndex, changes_in_state, digest_of_rows, keys_found

@@ -12,7 +12,7 @@ from tidemark.core.errors import Determinate, Indeterminate
 from tidemark.core.ids import TXN_NONE, ShardId, WriterToken
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import Published, StateCommit, StateStatus
-from tidemark.ports.state import Tail
+from tidemark.ports.planes import Tail
 
 
 class MemoryStatePlane:

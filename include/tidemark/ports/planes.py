@@ -1,4 +1,11 @@
-"""Ports of the state plane: publish a log's tail into a state by one commit, and maintain log and state.
+"""Ports of the data plane, the gate and the state plane: stage input, check rows, publish, maintain.
+
+Promise of a `DataPlane`: `stage` and `replay` of one binding give the same digests, whatever the parallelism.
+The files that `stage` writes belong to the attempt's token alone and are invisible to readers. `discard`
+removes the files of that one attempt, and is a no-op if there are none.
+
+Promise of a `Gate`: an opinion depends only on the staged rows and the user's expectations, and contains no
+row.
 
 Promise of `publish`: it makes exactly one commit of the state's table, on the state that it was computed
 from. It makes none if that has changed in the meantime (`Conflict`: decide again) or if it raises
@@ -17,11 +24,69 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tidemark.core.checksum import Digest
+from tidemark.core.binding import Binding
+from tidemark.core.checksum import Digest, Digests
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import Conflict
 from tidemark.core.publish import Published, StateCommit, StateStatus
-from tidemark.core.seal import Part
+from tidemark.core.seal import Opinion, Part, Staged
+
+
+class DataPlane(Protocol):
+    """Reads, decodes, folds, counts and writes; never decides."""
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        """Write the transaction's parts under the token, and compute digests of the rows read and written."""
+        ...
+
+    def read_back(self, staged: Staged, *, moved: Mapping[ShardId, Sequence[Part]] | None = None) -> Digests:
+        """The digests of the transaction's rows, read again: from the staged parts or, for a shard in
+        `moved`, from these files of its log, which may have rows of other transactions too."""
+        ...
+
+    def replay(self, binding: Binding) -> Staged:
+        """The result that staging would give now, computed without writing anything."""
+        ...
+
+    def discard(self, txn: Txn, token: WriterToken) -> None:
+        """Remove one attempt's parts."""
+        ...
+
+    def damaged(self, shard: ShardId, parts: Sequence[Part]) -> Sequence[Part]:
+        """The parts whose file is missing, truncated, or can't be opened."""
+        ...
+
+    def restore(self, shard: ShardId, *, lost: Part, copy: Part) -> None:
+        """Replace the file of a lost part by that of a staged one, atomically."""
+        ...
+
+    def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
+        """The attempts whose parts are still on disk and in no log."""
+        ...
+
+
+class MaintainedPlane(DataPlane, Protocol):
+    """A data plane with the operations of maintenance."""
+
+    @property
+    def log_rows(self) -> Merger:
+        """The merger of its logs' files."""
+        ...
+
+
+class Gate(Protocol):
+    """Checks staged rows; never decides."""
+
+    def opinion(self, staged: Staged) -> Opinion:
+        """The result of every shard's expectations for these rows."""
+        ...
+
+
+class NoExpectations:
+    """The gate of a pipeline without expectations."""
+
+    def opinion(self, staged: Staged) -> Opinion:
+        return Opinion()
 
 
 @dataclass(frozen=True, slots=True)
