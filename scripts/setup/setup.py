@@ -71,7 +71,7 @@ def make_archive() -> None:
     if archive.is_file() and archive.stat().st_mtime > (VENV / ".complete").stat().st_mtime:
         return
     say("rehearsing Spark once, so that it starts sooner from now on")
-    make = [str(PYTHON), "-m", "tidemark.spark.class_archive"]
+    make = [str(PYTHON), "-m", "tidemark.spark.provisioning", "archive"]
     made = subprocess.run(
         make,
         cwd=ROOT,

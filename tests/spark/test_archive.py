@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidemark.runtime.java import find_java
-from tidemark.spark import class_archive
-from tidemark.spark.session import session_confs
+from tidemark.spark import session
+from tidemark.spark.session import archive_options, session_confs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,8 +27,8 @@ def test_a_java_that_can_not_use_the_archive_starts_without_a_word(
 ) -> None:
     file = tmp_path / "spark.jsa"
     file.write_text("no archive")
-    monkeypatch.setattr(class_archive, "archive_file", lambda: file)
-    options = class_archive.archive_options().split()
+    monkeypatch.setattr(session, "archive_file", lambda: file)
+    options = archive_options().split()
     if made == "nothing":
         file.unlink()
     with_archive, without = ran(*options), ran()
@@ -41,7 +41,7 @@ def test_only_a_local_driver_is_told_of_it_and_only_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "spark.jsa"
-    monkeypatch.setattr(class_archive, "archive_file", lambda: file)
+    monkeypatch.setattr(session, "archive_file", lambda: file)
 
     def options(master: str) -> str:
         return session_confs(master=master, jars=[])["spark.driver.defaultJavaOptions"]
@@ -56,12 +56,12 @@ def test_only_a_local_driver_is_told_of_it_and_only_where_there_is_one(
 @pytest.mark.spark
 def test_sparks_classes_come_from_it(spark: SparkSession, tmp_path: Path) -> None:
     """With the class path that a session has, for the Java and the jars that set-up made it of."""
-    if not class_archive.archive_file().is_file():
+    if not session.archive_file().is_file():
         pytest.skip("set-up made none on this machine")
     runtime = spark.sparkContext._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()  # type: ignore[union-attr]
-    assert any(str(class_archive.archive_file()) in option for option in runtime.getInputArguments())
+    assert any(str(session.archive_file()) in option for option in runtime.getInputArguments())
     loaded = tmp_path / "loaded"
-    options = ["-cp", runtime.getClassPath(), *class_archive.archive_options().split()]
+    options = ["-cp", runtime.getClassPath(), *archive_options().split()]
     assert (
         ran(*options, f"-Xlog:class+load:file={loaded}", "org.apache.spark.deploy.SparkSubmit").returncode
         == 0

@@ -250,7 +250,7 @@ def check_spark() -> Check:
     with tempfile.TemporaryDirectory(prefix="tidemark-doctor-") as scratch:
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "tidemark.spark.self_test", scratch],
+                [sys.executable, "-m", "tidemark.spark.provisioning", "test", scratch],
                 capture_output=True,
                 text=True,
                 timeout=_SPARK_SECONDS_MAX,
@@ -267,7 +267,7 @@ def check_spark() -> Check:
             "spark and delta",
             ok=False,
             found=printed[-1] if printed else f"exit code {done.returncode}",
-            remedy="run `python -m tidemark.spark.self_test FOLDER` to see the whole output of Spark",
+            remedy="run `python -m tidemark.spark.provisioning test FOLDER` to see the whole output of Spark",
         )
     return Check("spark and delta", ok=True, found=done.stdout.strip())
 

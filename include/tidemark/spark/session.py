@@ -48,9 +48,9 @@ from uuid import uuid4
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 from tidemark.core.errors import Determinate
+from tidemark.runtime.home import archive_file
 from tidemark.runtime.jars import jar_paths
 from tidemark.runtime.java import use_java
-from tidemark.spark.class_archive import archive_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,6 +75,8 @@ def confs_set(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
 T = TypeVar("T")
 R = TypeVar("R")
 
+ARCHIVE_QUIETLY: Final = "-Xlog:disable -Xlog:all=error:stderr"
+"""A JVM with another Java version or other jars ignores the archive without a word."""
 _AT_ONCE_MAX: Final = 4
 FILES_AT_ONCE: Final = 16
 """Opening a file is mostly waiting for its store."""
@@ -404,6 +406,14 @@ def session_confs(*, master: str, jars: list[Path], scratch_folder: Path | None 
         confs["spark.local.dir"] = str(scratch_folder)
         confs["spark.sql.warehouse.dir"] = str(scratch_folder / "spark-warehouse")
     return confs
+
+
+def archive_options() -> str:
+    """The JVM options to start from the archive; empty if there is no archive."""
+    file = archive_file()
+    if not file.is_file() or " " in str(file):
+        return ""
+    return f"-XX:SharedArchiveFile={file} {ARCHIVE_QUIETLY}"
 
 
 def _shuffle_partitions(master: str) -> int:
