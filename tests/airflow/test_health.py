@@ -64,7 +64,7 @@ def test_an_alarm_is_red_once_and_skipped_while_it_goes_on_and_green_when_it_is_
     red = looks.look()
     assert red.startswith("red: 1 alarm:\nbehind: 1 file waits, for ")
     assert "tidemark journal shop" in red, "it says what to do"
-    assert [looks.look() for _ in range(3)] == ["skipped: 1 alarms continue, all of them reported before"] * 3
+    assert [looks.look() for _ in range(3)] == ["skipped: reported before and not over: 1 alarm"] * 3
     waits.unlink()
     assert [looks.look() for _ in range(2)] == ["{'alarms': 0}"] * 2
     assert looks.noted() == [("alarm", "behind: input"), ("alarm over", "behind: input")]

@@ -60,7 +60,7 @@ def test_a_run_tells_which_files_it_has_seen_and_not_taken(
     shown = CliRunner().invoke(app, ["run", "p"])
     assert shown.exit_code == 0
     assert "not taken: 07.json, it is younger than 3600 s" in shown.output
-    assert "and 5 files more" in shown.output
+    assert "and 5 more files" in shown.output
     found = json.loads(CliRunner().invoke(app, ["run", "p", "--json"]).output)["not_taken"]
     assert (len(found), found["24.json"]) == (25, "it is younger than 3600 s")
 

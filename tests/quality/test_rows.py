@@ -99,7 +99,7 @@ def test_p12_each_action_leads_to_its_own_part_of_the_report(check: Check) -> No
     opinion = opinion_of(checked)
     assert [said.partition(":")[0] for said in opinion.failed] == ["shard lines", "shard lines"]
     assert [said.partition(":")[0] for said in opinion.warned] == ["shard orders"]
-    assert dict(opinion.held) == {"orders": "expect_column_values_to_not_be_null(v), 1 rows"}
+    assert dict(opinion.held) == {"orders": "expect_column_values_to_not_be_null(v), 1 row"}
     assert [one.broken_when for one in checked if one.action == "quarantine"] == [
         "coalesce(`v` IS NULL, false)"
     ]

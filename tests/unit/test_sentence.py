@@ -173,10 +173,10 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     (
         "replay",
         {"findings": [{"txn": 1, "verdict": "identical"}], "restored": [{}]},
-        "proved 1: identical, 1 parts restored",
+        "proved 1: identical, 1 part restored",
     ),
     ("maintain", {"done": [{}, {}]}, "maintenance: 2 steps done"),
-    ("maintain", {"left": [{}]}, "maintenance: 1 steps left"),
+    ("maintain", {"left": [{}]}, "maintenance: 1 step left"),
 ]
 
 

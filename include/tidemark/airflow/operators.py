@@ -24,7 +24,7 @@ from tidemark.airflow.steps import ControlOperator, SparkStepOperator, failure, 
 from tidemark.app.job import Order
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.status import Alarm
-from tidemark.core.text import named, named_in, short, step_sentence
+from tidemark.core.text import amount, named, named_in, short, step_sentence
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -414,10 +414,10 @@ class HealthOperator(ControlOperator):
             self.log.warning("reported before: %s", alarm)
         if found.new:
             self.note_alarms = lambda: _note(deployment, order, found.new)
-            counted = "1 alarm" if len(found.new) == 1 else f"{len(found.new)} alarms"
-            raise AirflowFailException("\n".join([f"{counted}:", *map(str, found.new)]))
+            heading = f"{amount(len(found.new), 'alarm')}:"
+            raise AirflowFailException("\n".join([heading, *map(str, found.new)]))
         if found.still:
-            raise AirflowSkipException(f"{len(found.still)} alarms continue, all of them reported before")
+            raise AirflowSkipException(f"reported before and not over: {amount(len(found.still), 'alarm')}")
         self.log.info("no alarm")
         return {"alarms": 0}
 

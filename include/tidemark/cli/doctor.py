@@ -31,6 +31,7 @@ from tidemark.config.storage import is_uri
 from tidemark.core.binding import Binding
 from tidemark.core.errors import InvalidUsage, TidemarkError
 from tidemark.core.ids import is_name
+from tidemark.core.text import amount
 from tidemark.pipeline.history import losses, require_home
 
 if TYPE_CHECKING:
@@ -352,7 +353,9 @@ def check_histories(warehouse: str) -> Iterator[Check]:
             remedy = f"see `tidemark status {folder}`, then `tidemark recover {folder}`"
             yield Check(name, ok=False, found="; ".join(lost), remedy=remedy)
         else:
-            yield Check(name, ok=True, found=f"{upper - 1} transactions, every log agrees; {shown_by}")
+            yield Check(
+                name, ok=True, found=f"{amount(upper - 1, 'transaction')}, every log agrees; {shown_by}"
+            )
 
 
 def _shows_a_restore(records: Sequence[Binding]) -> str:

@@ -27,6 +27,7 @@ from tidemark.core.ledger import Event
 from tidemark.core.publish import Published, UpToDate
 from tidemark.core.replay import Difference, Finding
 from tidemark.core.seal import Lost, Sealed, SealOutcome
+from tidemark.core.text import amount
 from tidemark.pipeline.publish import last_published, verify_state
 from tidemark.pipeline.publish import rebuild as rebuild_state
 from tidemark.pipeline.reclock import only_proves
@@ -215,7 +216,7 @@ def rebuild(
     if as_json:
         print_json({"before": before, "after": after, "same_rows": same})
         return
-    rows = f"{after.commit.digest.count:,} rows at transaction {after.txn}"
+    rows = f"{amount(after.commit.digest.count, 'row')} at transaction {after.txn}"
     compared = "the same rows as recorded before" if same else "recorded again"
     say(f"state of {name}: rebuilt with {rows}, {compared}")
 
@@ -293,7 +294,7 @@ def exit_unless_passed(findings: tuple[Finding, ...]) -> None:
 def _proven(last: Published | None) -> str:
     if last is None:
         return "nothing is published yet"
-    return f"{last.commit.digest.count:,} rows as published at transaction {last.txn}, each key once"
+    return f"{amount(last.commit.digest.count, 'row')} as published at transaction {last.txn}, each key once"
 
 
 def passed_over(deployment: Deployment) -> dict[str, str]:
@@ -308,7 +309,7 @@ def show_passed_over(deployment: Deployment) -> None:
     for name, reason in found[:_FILES_SHOWN_MAX]:
         say(f"not taken: {name}, {reason}", style="yellow")
     if len(found) > _FILES_SHOWN_MAX:
-        say(f"and {len(found) - _FILES_SHOWN_MAX:,} files more; --json has them all", style="yellow")
+        say(f"and {amount(len(found) - _FILES_SHOWN_MAX, 'more file')}; --json has them all", style="yellow")
 
 
 def warnings_of(deployment: Deployment, decided: tuple[SealOutcome, ...]) -> dict[Txn, tuple[str, ...]]:

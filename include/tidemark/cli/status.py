@@ -37,7 +37,7 @@ from tidemark.core.status import (
     alarms_of,
     limits_in,
 )
-from tidemark.core.text import moment, numbers, seconds_in, span
+from tidemark.core.text import amount, moment, numbers, seconds_in, span
 from tidemark.pipeline.cuts import cuts_of
 from tidemark.pipeline.timeline import happenings
 
@@ -276,7 +276,7 @@ def _show_waiting(waiting: Input, now: float) -> None:
     if waiting.trouble:
         say(f"waiting: {waiting.trouble}", style="red")
     elif waiting.pieces:
-        size = f", {waiting.bytes:,} bytes" if waiting.bytes else ""
+        size = f", {amount(waiting.bytes, 'byte')}" if waiting.bytes else ""
         say(f"waiting: {waiting.pieces:,} {waiting.unit}{size}, the oldest from {_ago(waiting.oldest, now)}")
 
 
@@ -316,7 +316,7 @@ def show_input(binding: Binding) -> None:
         shown = [(file.name, file.seq, file.size) for file in files[:_FILES_SHOWN_MAX]]
         print_table("", ("input file", "number", "bytes"), shown)
     if len(files) > _FILES_SHOWN_MAX:
-        say(f"and {len(files) - _FILES_SHOWN_MAX:,} files more; --json has them all")
+        say(f"and {amount(len(files) - _FILES_SHOWN_MAX, 'more file')}; --json has them all")
 
 
 def show_seal(seal: Seal) -> None:

@@ -203,7 +203,7 @@ def _overruled(seal: Seal) -> str:
         return f"transaction {seal.txn} lost: {short(seal.reason)}"
     if seal.decision is Decision.CORRECTED:
         rows = sum(added.digest.count for added in seal.shards.values())
-        return f"transaction {seal.txn} promoted {short(seal.reason)}, {rows:,} rows corrected"
+        return f"transaction {seal.txn} promoted {short(seal.reason)}, {amount(rows, 'row')} corrected"
     counts = ""
     if seal.decision is Decision.ACCEPTED:
         counts = f", {counted(seal.source.count, quarantined_in(seal))}"
@@ -231,6 +231,11 @@ def counted(read: int, quarantined: int) -> str:
     if quarantined > read:
         return f"{read:,} read, {quarantined:,} quarantined"
     return f"{read:,} read = {read - quarantined:,} applied + {quarantined:,} quarantined"
+
+
+def amount(number: int, unit: str) -> str:
+    """`1 row`, or `1,200 rows`."""
+    return f"{number:,} {unit}" + ("" if number == 1 else "s")
 
 
 def waiting_text(pieces: int, unit: str, trouble: str = "") -> str:
@@ -327,10 +332,14 @@ def _validated(report: Mapping[str, Any]) -> str:
 
 def verdict_sentence(one: Mapping[str, Any]) -> str:
     """The gate's verdict on one transaction, and its basis."""
-    facts = [f"{one['compared']:,} digests compared", f"{one['rows']:,} rows"] if one["compared"] else []
+    facts = (
+        [f"{amount(one['compared'], 'digest')} compared", amount(one["rows"], "row")]
+        if one["compared"]
+        else []
+    )
     if one["expectations"]:
         broken = len(one["held"]) + len(one["warned"])
-        facts.append(f"{one['expectations']:,} expectations" + ("" if broken else " met"))
+        facts.append(amount(one["expectations"], "expectation") + ("" if broken else " met"))
     facts += [f"shard {shard} held: {short(why)}" for shard, why in one["held"].items()]
     facts += [f"warning: {short(why)}" for why in one["warned"]]
     what = "replay of transaction" if one["replayed"] else "transaction"
@@ -353,7 +362,7 @@ def _checkpointed(report: Mapping[str, Any]) -> str:
 def _replayed(report: Mapping[str, Any]) -> str:
     proven = [one["txn"] for one in report["findings"] if one["verdict"] == Verdict.IDENTICAL]
     restored = len(report["restored"])
-    same = f"{Verdict.IDENTICAL}, {restored:,} parts restored" if restored else _PROVEN
+    same = f"{Verdict.IDENTICAL}, {amount(restored, 'part')} restored" if restored else _PROVEN
     clauses = [f"proved {numbers(proven)}: {same}"] if proven else []
     clauses += [
         f"transaction {one['txn']}: {one['verdict']}"
@@ -368,22 +377,25 @@ def _generation(report: Mapping[str, Any]) -> str:
         return f"generation {report['generation']} is in charge already"
     if report["part"] == "follow":
         left = f", {report['behind']:,} behind" if report["behind"] else ""
-        return f"followed {report['followed']:,} transactions{left}; {report['differs']:,} give other rows"
+        followed = amount(report["followed"], "transaction")
+        return f"followed {followed}{left}; {report['differs']:,} give other rows"
     rows = report.get("compared") or {}
     if report["part"] == "compare":
         others = report["others"]
         changed = sum(sum(one.values()) for one in rows.values())
         changed += sum(others[kind] for kind in ("new", "changed", "gone"))
-        return f"{changed:,} rows would change in {len(rows) + others['shards']:,} shards"
+        return f"{amount(changed, 'row')} would change in {amount(len(rows) + others['shards'], 'shard')}"
     return (
         f"generation {report['generation']} is in charge since transaction {report['txn']},"
-        f" {report['rows_total']:,} rows corrected"
+        f" {amount(report['rows_total'], 'row')} corrected"
     )
 
 
 def _maintained(report: Mapping[str, Any]) -> str:
     done, left = (len(report.get(name, ())) for name in ("done", "left"))
-    return f"maintenance: {left:,} steps left" if left else f"maintenance: {done:,} steps done"
+    return (
+        f"maintenance: {amount(left, 'step')} left" if left else f"maintenance: {amount(done, 'step')} done"
+    )
 
 
 _STEPS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {

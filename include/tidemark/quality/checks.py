@@ -27,6 +27,7 @@ from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import Finding, judge
 from tidemark.core.seal import Opinion
+from tidemark.core.text import amount
 from tidemark.quality import engine
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def opinion_of(checked: Sequence[Checked]) -> Opinion:
 
 
 def _reason(checked: Checked) -> str:
-    count = "" if checked.unexpected_count is None else f", {checked.unexpected_count} rows"
+    count = "" if checked.unexpected_count is None else f", {amount(checked.unexpected_count, 'row')}"
     return f"{checked.expectation}{count}"
 
 
