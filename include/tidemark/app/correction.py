@@ -184,7 +184,7 @@ class TableCorrector:
     @staticmethod
     def _quarantined(records: DataFrame) -> set[str]:
         """The shards that have records in quarantine: few of many have open errors to look for."""
-        from tidemark.spark.flaws import SHARD
+        from tidemark.spark.decode import SHARD
 
         return {row[SHARD] for row in records.select(SHARD).distinct().collect()}
 

@@ -34,10 +34,9 @@ from tidemark.core.ids import QUARANTINE, ShardId
 from tidemark.core.replay import Difference
 from tidemark.core.seal import ShardParts
 from tidemark.delta.state_files import DIGEST
-from tidemark.spark.decode import KEY
+from tidemark.spark.decode import KEY, SHARD
 from tidemark.spark.digest import digest_of, partials, row_hash, row_hash_sql
 from tidemark.spark.failures import shard_job_errors
-from tidemark.spark.flaws import SHARD
 from tidemark.spark.fold import (
     DELETE,
     LOG_COLUMNS,

@@ -11,8 +11,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
 from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
-from tidemark.spark.decode import REFUSAL_MARK
-from tidemark.spark.flaws import FOUND, TOO_FAR_AHEAD
+from tidemark.spark.decode import FOUND, REFUSAL_MARK, TOO_FAR_AHEAD
 from tidemark.spark.inputs import Input
 from tidemark.spark.read import is_missing_path
 from tidemark.spark.session import SERVER_GONE

@@ -28,13 +28,14 @@ from tidemark.spark.decode import (
     KEY,
     REASON,
     SEQUENCE,
+    SHARD,
     SLOT,
+    Rules,
     decode,
     hashed_columns,
 )
 from tidemark.spark.digest import digest_of, key_hash_sql, partials, row_hash, row_hash_sql
 from tidemark.spark.documents import declared_schema
-from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import (
     DELETE,
     OP,

@@ -34,9 +34,8 @@ from tidemark.core.seal import Part, Staged
 from tidemark.core.shape import NewColumns
 from tidemark.spark import documents as doc
 from tidemark.spark.correction import SIDES, Comparison, Dead, compare, correct, correct_quarantine
-from tidemark.spark.decode import hashed_columns, route, shards_of
+from tidemark.spark.decode import SHARD, Rules, hashed_columns, route, shards_of
 from tidemark.spark.failures import JOB_ERRORS, translated
-from tidemark.spark.flaws import SHARD, Rules
 from tidemark.spark.fold import log_schema
 from tidemark.spark.fold_shard import (
     WRITE_CONFS,

@@ -36,8 +36,7 @@ from tidemark.core.log import Condition
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
 from tidemark.delta.state_status import lost_files
-from tidemark.spark.decode import KEY, REASON
-from tidemark.spark.flaws import SHARD
+from tidemark.spark.decode import KEY, REASON, SHARD
 from tidemark.spark.fold import (
     DELETE,
     LOG_COLUMNS,
