@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.kafka import Broker
 from tests.support.kafka_pipeline import TABLE, Rig, kv
-from tidemark.app.recovery import Report, recover
+from tidemark.app.decisions import Report, recover
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.replay import Verdict
 

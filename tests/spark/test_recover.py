@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tidemark.app import recovery
+from tidemark.app import decisions
 from tidemark.app.deployment import Deployment, new_token
 from tidemark.app.views import View, read
 from tidemark.config import load_pipeline
@@ -53,8 +53,8 @@ class Works:
     def newest(self, table: str) -> Path:
         return max((self.root / "wh" / "p" / table / "_delta_log").glob("*.json"))
 
-    def recover(self) -> recovery.Report:
-        return recovery.recover(self.config, self.opened, Attempt(Owner("recover"), new_token()))
+    def recover(self) -> decisions.Report:
+        return decisions.recover(self.config, self.opened, Attempt(Owner("recover"), new_token()))
 
     def rows(self, view: View) -> list[tuple[int, int]]:
         found = read(self.opened(), SHARD, view=view).select("id", "age").collect()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.memory.world import World, rec
-from tidemark.app.transactions import run_facts, sentence_of
+from tidemark.app.reports import run_facts, sentence_of
 from tidemark.core.binding import Owner
 from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate

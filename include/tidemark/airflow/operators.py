@@ -350,7 +350,7 @@ def lineage_for_provider(deployment: Deployment, attempt: Attempt) -> Lineage | 
     if conf.is_disabled():
         return None
     from tidemark.app.lineage import lineage_of
-    from tidemark.app.transactions import decided_by
+    from tidemark.app.reports import decided_by
 
     try:
         return lineage_of(deployment, decided_by(deployment, attempt)[0])

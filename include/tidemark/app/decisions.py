@@ -1,19 +1,23 @@
-"""Decisions of people about a pipeline: skip, accept, release, abort, and requests for work.
+"""Decisions of people about a pipeline: skip, accept, release, abort, requests for work, and a recovery.
 
 The command and the pages in Airflow use them. Each is recorded with its user and reason. A decision is a
 commit; long work is only requested here, as a journal entry.
+
+A recovery is for a pipeline that has lost commits. Entries that were never completely written are set aside
+first. Then the history and the logs are brought forward (`pipeline.recover`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from tidemark.app.deployment import Deployment, new_token
 from tidemark.app.generation import Generations
+from tidemark.config import PipelineConfig
 from tidemark.core.binding import Owner
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import Candidate
@@ -21,10 +25,13 @@ from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.ledger import Event
 from tidemark.core.log import Paused, UpperRelation
 from tidemark.core.replay import DataDiffers, ExpectationsFailed
+from tidemark.delta.damage import DamagedEntry, damaged_entries, set_aside
 from tidemark.pipeline import candidates, decide
 from tidemark.pipeline.context import Attempt, note
 from tidemark.pipeline.ingest import Progress, gather_open, no_progress, upper_relation
 from tidemark.pipeline.reclock import known_plan
+from tidemark.pipeline.recover import plan as planned
+from tidemark.pipeline.recover import recover as recovered
 from tidemark.pipeline.replay import bound_range
 from tidemark.pipeline.upsert import LogReport, seal_judged
 from tidemark.pipeline.validate import Judged, open_case, pass_judgement
@@ -196,3 +203,92 @@ def decide_red(
         (accept if accepts else skip)(deployment, by, txn)
         decided.append(txn)
     return decided
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan of a recovery, for people and machines. `entries` are damaged; while there are any, the rest
+    is not known, because nothing above a damaged entry can be read. `copied` says that the warehouse is a
+    copy."""
+
+    pipeline: str
+    needed: bool
+    epoch: int | None = None
+    entries: Sequence[DamagedEntry] = ()
+    proven_by: Sequence[str] = ()
+    read_again: Sequence[Txn] = ()
+    lost: Sequence[Txn] = ()
+    open: Sequence[Txn] = ()
+    next_txn: Txn | None = None
+    logs: Mapping[ShardId, Sequence[Txn]] = field(default_factory=dict)
+    damaged: Mapping[ShardId, Sequence[Txn]] = field(default_factory=dict)
+    resumes: bool = False
+    copied: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a recovery. `changed` is false if there was nothing to do."""
+
+    pipeline: str
+    changed: bool
+    epoch: int
+    entries: Sequence[DamagedEntry]
+    read_again: Sequence[Txn]
+    lost: Mapping[Txn, str]
+    logs: Mapping[ShardId, Sequence[Txn]]
+    damaged: Mapping[ShardId, Sequence[Txn]]
+
+
+def root_of(config: PipelineConfig) -> str:
+    return f"{config.warehouse_location}/{config.name}"
+
+
+def plan(config: PipelineConfig, opened: Callable[[], Deployment]) -> Planned:
+    """Plan a recovery. Changes nothing."""
+    entries = damaged_entries(root_of(config))
+    if entries:
+        return Planned(config.name, needed=True, entries=entries)
+    deployment = opened()
+    found = planned(deployment.unchecked)
+    made = found.plan
+    return Planned(
+        config.name,
+        needed=found.is_needed,
+        epoch=found.epoch + int((made.is_needed and not found.resumes) or bool(found.copied)),
+        proven_by=tuple(str(one) for one in made.witnesses) if made.is_needed else (),
+        read_again=made.again,
+        lost=made.lost,
+        open=made.open if made.is_needed else (),
+        next_txn=made.first,
+        logs=found.logs,
+        damaged=found.damaged,
+        resumes=found.resumes,
+        copied=found.copied,
+    )
+
+
+def recover(
+    config: PipelineConfig,
+    opened: Callable[[], Deployment],
+    attempt: Attempt,
+    *,
+    restored: bool = False,
+    adopt: bool = False,
+    progress: Progress = no_progress,
+) -> Report:
+    """Recover the pipeline and report the result."""
+    entries = damaged_entries(root_of(config))
+    set_aside(root_of(config), entries)
+    deployment = opened()
+    done = recovered(deployment.pipeline, attempt, restored=restored, adopt=adopt, progress=progress)
+    return Report(
+        config.name,
+        changed=done.changed or bool(entries),
+        epoch=done.epoch,
+        entries=entries,
+        read_again=done.again,
+        lost=done.lost,
+        logs=done.appended,
+        damaged=done.damaged,
+    )

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 from tidemark import __version__
 from tidemark.app.deployment import Deployment
-from tidemark.app.transactions import decided_by, step_seconds
+from tidemark.app.reports import decided_by, step_seconds
 from tidemark.core.ids import TXN_NONE
 from tidemark.core.seal import Lost, Seal, Sealed
 from tidemark.core.status import Alarm, Status

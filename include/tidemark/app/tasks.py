@@ -23,11 +23,11 @@ from tidemark.app.reports import (
     Report,
     gathered_report,
     publish_report,
+    sentence_of,
     shard_report,
     txns_report,
     verdicts_report,
 )
-from tidemark.app.transactions import sentence_of
 from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import TidemarkError

@@ -30,9 +30,9 @@ from tidemark.pipeline.context import watermark_below
 from tidemark.pipeline.decide import set_watermark_back
 
 if TYPE_CHECKING:
+    from tidemark.app.decisions import Planned
+    from tidemark.app.decisions import Report as Recovered
     from tidemark.app.maintenance import MaintenanceReport
-    from tidemark.app.recovery import Planned
-    from tidemark.app.recovery import Report as Recovered
     from tidemark.app.reports import Report
 
 
@@ -165,18 +165,18 @@ def recover(
     Nothing is cut back, deleted or acknowledged. What can't be brought back is named as a lost transaction;
     the next run reads its input again, if the source still has it.
     """
-    from tidemark.app import recovery
+    from tidemark.app import decisions
 
     config = load_pipeline(pipeline, environment)
     opened = partial(open_deployment, pipeline, environment)
     if not yes:
-        planned = recovery.plan(config, opened)
+        planned = decisions.plan(config, opened)
         if as_json:
             print_json(planned)
         else:
             _print_recovery_plan(planned, restored=restored, adopt=adopt)
         return
-    done = recovery.recover(config, opened, new_attempt(), restored=restored, adopt=adopt)
+    done = decisions.recover(config, opened, new_attempt(), restored=restored, adopt=adopt)
     if as_json:
         print_json(done)
     else:

@@ -81,7 +81,7 @@ def run(
     """
     from tidemark.app import lineage, metrics
     from tidemark.app.publish import run_and_publish
-    from tidemark.app.transactions import sentence_of
+    from tidemark.app.reports import sentence_of
 
     attempt = new_attempt(run_id, cleared=prove)
     proves = prove and only_proves(open_deployment(pipeline, environment).pipeline, attempt)

@@ -109,7 +109,7 @@ def txns(
 
     The last verdict is that of the last replay; it is empty where nothing was replayed.
     """
-    from tidemark.app.transactions import listed
+    from tidemark.app.reports import listed
 
     deployment = open_deployment(pipeline, environment)
     upper = deployment.control.bindings.head().upper
@@ -130,7 +130,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one transaction whole: its input, its seal with parts and digests, its journal."""
-    from tidemark.app.transactions import whole
+    from tidemark.app.reports import whole
 
     deployment = open_deployment(pipeline, environment)
     binding, seal, entries, times = whole(deployment, txn)

@@ -28,9 +28,9 @@ from tidemark.airflow.pages.registry import PipelineDag, environment_of
 from tidemark.app.bad_records import MASK
 from tidemark.app.consume import consumers_of, held_leases
 from tidemark.app.deployment import Deployment
+from tidemark.app.reports import listed, recent, run_facts, steps_of, whole
 from tidemark.app.status import status_of
 from tidemark.app.tasks import maintenance_plan, open_pipeline
-from tidemark.app.transactions import listed, recent, run_facts, steps_of, whole
 from tidemark.config.storage import is_uri
 from tidemark.core.binding import Binding
 from tidemark.core.checksum import SOURCE, Digests
