@@ -34,7 +34,7 @@ from tidemark.pipeline.generation import Position, Recorded, Shadow
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.leases import Leases
 from tidemark.pipeline.promotion import Promotion, promote, unchanged
-from tidemark.ports.state import Freed
+from tidemark.ports.planes import Freed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
