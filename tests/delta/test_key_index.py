@@ -21,7 +21,7 @@ from tidemark.delta.head import LiveFile
 from tidemark.delta.index import KeyIndex, chosen_for_merge
 from tidemark.delta.index_runs import DataFile, Run, RunDamaged, RunScope, sorted_records, write_run
 from tidemark.delta.overlay import overlay
-from tidemark.delta.state_files import DIGEST, KEY, RowKeys, digest_of, keys_of
+from tidemark.delta.state_files import RowKeys, digest_of, keys_of
 
 TABLE_ID = "table-1"
 SCOPE = RunScope(TABLE_ID, ENCODING)
@@ -41,7 +41,7 @@ def index(tmp_path: Path) -> KeyIndex:
 
 def keys_in(state: Hand, file: LiveFile) -> RowKeys:
     rows = pq.read_table(state.root / file.location)
-    return keys_of(rows[KEY], rows[DIGEST])
+    return keys_of(rows)
 
 
 def cover(index: KeyIndex, state: Hand) -> None:
@@ -194,7 +194,7 @@ def test_what_a_merge_that_died_left_behind_is_found_once(
     again, head = KeyIndex(tmp_path / "index", SCOPE), state.table.head()
     assert len(again.runs) == 3
     tail = rows_of(dict.fromkeys((0, 1, 10, 11), "y"))
-    hits = again.find(keys_of(tail[KEY], tail[DIGEST]), head, lambda paths: state.table.hidden(head, paths))
+    hits = again.find(keys_of(tail), head, lambda paths: state.table.hidden(head, paths))
     assert sorted(hits.query.tolist()) == [0, 1, 2, 3]
     again.merge(head)
     check_index(again, state)
@@ -204,7 +204,7 @@ def test_a_file_that_the_index_lacks_stops_a_lookup(state: Hand, index: KeyIndex
     state.publish({1: "a"})
     head, tail = state.table.head(), rows_of({1: "b"})
     with pytest.raises(InvariantViolation, match="does not have"):
-        index.find(keys_of(tail[KEY], tail[DIGEST]), head, lambda paths: state.table.hidden(head, paths))
+        index.find(keys_of(tail), head, lambda paths: state.table.hidden(head, paths))
 
 
 def test_a_file_of_another_size_is_not_the_one_that_a_run_names(state: Hand, index: KeyIndex) -> None:

@@ -58,10 +58,19 @@ class Hits:
     def places(self, chosen: npt.NDArray[np.bool_] | None = None) -> dict[str, Rows]:
         """The row numbers of the hits (or of the chosen hits) by file."""
         records = self.records if chosen is None else self.records[chosen]
-        return {
-            self.paths[number]: Rows(np.ascontiguousarray(records["row"][records["file"] == number]))
-            for number in np.unique(records["file"]).tolist()
-        }
+        return {self.paths[number]: Rows(records["row"][at]) for number, at in by_file(records)}
+
+
+def by_file(records: Records) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """The number of each file that has records, and their positions."""
+    files = records["file"]
+    # numpy sorts short integers much faster.
+    kind = np.min_scalar_type(files.max(initial=0))
+    order = np.argsort(files.astype(kind), kind="stable")
+    ends = np.flatnonzero(np.diff(files[order])) + 1
+    for at in np.split(order, ends):
+        if len(at):
+            yield int(files[at[0]]), at
 
 
 class KeyIndex:
@@ -127,7 +136,7 @@ class KeyIndex:
     ) -> Hits:
         """Find the live rows of these keys. Every live file must be in a run (`missing`). With `once`, two
         live rows of one key are an `InvariantViolation`."""
-        order = np.argsort(keys.hi, kind="stable")
+        order = np.argsort(keys.hi)
         hi, lo = keys.hi[order], keys.lo[order]
         paths = tuple(head.files)
         numbers = {_data_file(file): number for number, file in enumerate(head.files.values())}
@@ -139,9 +148,10 @@ class KeyIndex:
                 query, records = _found(run, hi, lo)
             files = np.array(known, np.int64)[records["file"]]
             live = files >= 0
-            records = records[live].copy()
-            records["file"] = files[live]
-            queries.append(query[live])
+            if not live.all():
+                query, records, files = query[live], records[live], files[live]
+            records["file"] = files
+            queries.append(query)
             found.append(records)
         if numbers:
             raise InvariantViolation(
@@ -149,8 +159,10 @@ class KeyIndex:
             )
         query = np.concatenate(queries) if queries else np.empty(0, np.intp)
         records = np.concatenate(found) if found else np.empty(0, _RECORD)
-        seen = ~_is_hidden(paths, records, hidden)
-        query, records = order[query[seen]], records[seen]
+        gone = _is_hidden(paths, records, hidden)
+        if gone.any():
+            query, records = query[~gone], records[~gone]
+        query = order[query]
         if once:
             _check_once(query)
         return Hits(paths, query, records)
@@ -232,14 +244,13 @@ def _is_hidden(
 ) -> npt.NDArray[np.bool_]:
     """Which records belong to hidden rows."""
     out = np.zeros(len(records), np.bool_)
-    touched = np.unique(records["file"]).tolist()
+    touched = dict(by_file(records))
     vectors = hidden([paths[number] for number in touched])
-    for number in touched:
+    for number, at in touched.items():
         vector = vectors.get(paths[number])
         if vector is None:
             continue
-        at = np.flatnonzero(records["file"] == number)
-        rows = np.ascontiguousarray(records["row"][at])
+        rows = records["row"][at]
         gone = np.frombuffer((Rows(rows) & vector).to_array(), np.uint32)
         out[at] = np.isin(rows, gone)
     return out

@@ -32,9 +32,8 @@ from tidemark.delta.deletion_vectors import Rows
 from tidemark.delta.head import LiveFile, TableHead
 from tidemark.delta.index import Hits, KeyIndex
 from tidemark.delta.index_runs import DataFile, RunScope
-from tidemark.delta.state_files import DIGEST, KEY, RowKeys, digest_of, keys_of
+from tidemark.delta.state_files import DIGEST, KEY, RowKeys, Unsuited, digest_of, keys_of
 from tidemark.delta.store import Store
-from tidemark.delta.tail import Unsuited, sequence_numbers
 
 ROWS_MAX: Final = 200_000_000
 """For a larger table Spark finds the rows: the index would take more than 10 GB of disk."""
@@ -105,10 +104,7 @@ class TableIndex:
                 f"{file.location} of {self._store.uri} can't be read: {error}",
                 hint="check the store, then retry",
             ) from error
-        found = keys_of(rows[KEY], rows[self._digest])
-        if self._sequence is None:
-            return found
-        return RowKeys(found.hi, found.lo, found.digest, sequence_numbers(rows[self._sequence]))
+        return keys_of(rows, sequence=self._sequence, digest=self._digest)
 
 
 def rows_at(store: Store, file: LiveFile, places: npt.NDArray[np.integer], columns: list[str]) -> pa.Table:

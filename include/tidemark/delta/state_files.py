@@ -34,6 +34,9 @@ from tidemark.delta.index_runs import Numbers
 from tidemark.delta.state import NewFile
 from tidemark.delta.store import Store
 
+GROUP_ROWS: Final = 262_144
+"""The rows of a row group. Readers divide a file between their cores by row groups."""
+
 # Statistics.
 COLUMNS_MAX: Final = 32
 """Delta's default: further columns have no statistics."""
@@ -237,16 +240,40 @@ class RowKeys:
     def __len__(self) -> int:
         return len(self.hi)
 
+    def at(self, places: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> RowKeys:
+        """The keys at these places."""
+        sequence = self.sequence[places] if self.sequence is not None else None
+        return RowKeys(self.hi[places], self.lo[places], self.digest[places], sequence)
 
-def keys_of(hashes: pa.ChunkedArray, digests: pa.ChunkedArray, sequences: Any = None) -> RowKeys:
-    """Convert 16-byte key hashes and digests to numpy arrays."""
-    halves = np.frombuffer(b"".join(_bytes_of(chunk) for chunk in hashes.chunks), ">u8").reshape(-1, 2)
+
+class Unsuited(Exception):
+    """This work is left to Spark; the message is the reason."""
+
+
+def keys_of(rows: pa.Table, *, sequence: str | None = None, digest: str = DIGEST) -> RowKeys:
+    """The key hashes of some rows, their digests in the column `digest`, and their sequences."""
+    halves = np.frombuffer(b"".join(_bytes_of(chunk) for chunk in rows[KEY].chunks), ">u8").reshape(-1, 2)
     return RowKeys(
         halves[:, 0].astype(np.uint64),
         halves[:, 1].astype(np.uint64),
-        digests.to_numpy().astype(np.int64),
-        None if sequences is None else sequences.to_numpy().astype(np.int64),
+        rows[digest].to_numpy().astype(np.int64),
+        None if sequence is None else sequence_numbers(rows[sequence]),
     )
+
+
+def sequence_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """A sequence as integers in the same order: the numbers themselves, days, or microseconds."""
+    kind = column.type
+    if column.null_count:
+        raise Unsuited("a sequence is NULL")
+    if pa.types.is_date32(kind):
+        column = column.cast(pa.int32())
+    elif pa.types.is_timestamp(kind) and kind.unit == "us":
+        column = column.cast(pa.int64())
+    elif not pa.types.is_integer(kind):
+        raise Unsuited(f"a sequence is of {kind}")
+    found: npt.NDArray[np.int64] = column.to_numpy().astype(np.int64)
+    return found
 
 
 def _bytes_of(chunk: pa.Array) -> bytes:
@@ -308,7 +335,7 @@ def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> Ne
     """Write rows to one file and sync it to disk. The statistics leave out the extra columns."""
     out = io.BytesIO()
     plain = [name for name in BESIDE if name in rows.column_names]
-    pq.write_table(rows, out, **parquet_options(rows.schema, beside=plain))
+    pq.write_table(rows, out, row_group_size=GROUP_ROWS, **parquet_options(rows.schema, beside=plain))
     path, data = file_name(version, nonce), out.getvalue()
     try:
         store.put_synced(path, data)

@@ -19,17 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidemark.core.errors import Determinate
-from tidemark.delta.state_files import BESIDE, DIGEST, KEY, RowKeys, keys_of
+from tidemark.delta.state_files import BESIDE, DIGEST, KEY, RowKeys, Unsuited, keys_of
 from tidemark.delta.store import Store
 
 TXN: Final = "_txn"
 OP: Final = "_op"
 OFFSET: Final = "_offset"
 _UPSERT: Final = "U"
-
-
-class Unsuited(Exception):
-    """This work is left to Spark; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +43,8 @@ class FoldedTail:
         """The chosen records."""
         if chosen.all():
             return self
-        return self.at(np.flatnonzero(chosen))
-
-    def at(self, places: npt.NDArray[np.intp]) -> FoldedTail:
-        """The records at these places."""
-        keys = RowKeys(
-            self.keys.hi[places],
-            self.keys.lo[places],
-            self.keys.digest[places],
-            self.keys.sequence[places] if self.keys.sequence is not None else None,
-        )
-        rows = self.rows.take(pa.array(places))
-        return FoldedTail(rows, keys, self.upserts[places], self.txns[places], self.since[places])
+        rows, keys = self.rows.filter(pa.array(chosen)), self.keys.at(chosen)
+        return FoldedTail(rows, keys, self.upserts[chosen], self.txns[chosen], self.since[chosen])
 
 
 def read_tail(
@@ -81,26 +67,22 @@ def read_tail(
     inside = (txns >= lower) & (txns < upper)
     if not inside.all():
         rows, txns = rows.filter(pa.array(inside)), txns[inside]
-    numbers = sequence_numbers(rows[sequence]) if sequence is not None else None
     upserts = pc.equal(rows[OP], _UPSERT).to_numpy()
-    digests = rows[DIGEST].to_numpy()
     since = np.zeros(rows.num_rows, np.int64)
     if not keys:
         none = np.zeros(rows.num_rows, np.uint64)
-        return FoldedTail(rows, RowKeys(none, none, digests, numbers), upserts, txns, since)
-    hashed = keys_of(rows[KEY], rows[DIGEST], None)
-    found = RowKeys(hashed.hi, hashed.lo, hashed.digest, numbers)
+        return FoldedTail(rows, RowKeys(none, none, rows[DIGEST].to_numpy()), upserts, txns, since)
+    found = keys_of(rows, sequence=sequence)
     if placed and rows[OFFSET].null_count:
         since = _since(found, np.where(rows[OFFSET].is_null().to_numpy(), txns, 0))
     tail = FoldedTail(rows, found, upserts, txns, since).taken(txns >= since)
-    last = _last(tail.keys, tail.txns)
-    return tail if len(last) == tail.rows.num_rows else tail.at(last)
+    return tail.taken(_is_last(tail.keys, tail.txns))
 
 
 def _since(keys: RowKeys, corrections: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """For each record the highest of these numbers among the records of its key."""
     order = np.lexsort([keys.lo, keys.hi])
-    ends = _ends(keys, order)
+    ends = _ends(keys.at(order))
     starts = np.append([0], np.flatnonzero(ends)[:-1] + 1)
     found = np.empty_like(corrections)
     found[order] = np.repeat(
@@ -109,20 +91,27 @@ def _since(keys: RowKeys, corrections: npt.NDArray[np.int64]) -> npt.NDArray[np.
     return found
 
 
-def _ends(keys: RowKeys, order: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Which records are the last one of their key in an order that has the records of a key together."""
-    hi, lo = keys.hi[order], keys.lo[order]
-    ends = np.ones(len(order), np.bool_)
-    ends[:-1] = (hi[1:] != hi[:-1]) | (lo[1:] != lo[:-1])
+def _is_last(keys: RowKeys, txns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which records are the last of their key by (sequence, txn). A transaction has one record per key, so
+    this order is total."""
+    order = np.argsort(keys.hi)
+    same = np.flatnonzero(np.diff(keys.hi[order]) == 0)
+    found = np.ones(len(keys), np.bool_)
+    if len(same):
+        # Most keys come once; only the others are compared.
+        places = order[np.unique([same, same + 1])]
+        few = keys.at(places)
+        by = [txns[places], *([few.sequence] if few.sequence is not None else []), few.lo, few.hi]
+        ranked = np.lexsort(by)
+        found[places[ranked]] = _ends(few.at(ranked))
+    return found
+
+
+def _ends(keys: RowKeys) -> npt.NDArray[np.bool_]:
+    """Which records are the last one of their key, where the records of a key are together."""
+    ends = np.ones(len(keys), np.bool_)
+    ends[:-1] = (keys.hi[1:] != keys.hi[:-1]) | (keys.lo[1:] != keys.lo[:-1])
     return ends
-
-
-def _last(keys: RowKeys, txns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """The positions of the last record of each key by (sequence, txn), ascending. A transaction has one
-    record per key, so this order is total."""
-    by = [txns, *([keys.sequence] if keys.sequence is not None else []), keys.lo, keys.hi]
-    order = np.lexsort(by)
-    return np.sort(order[_ends(keys, order)])
 
 
 def _read(log: Store, path: str, columns: Sequence[str], *, is_keyed: bool) -> pa.Table:
@@ -144,18 +133,3 @@ def _read(log: Store, path: str, columns: Sequence[str], *, is_keyed: bool) -> p
     if any(rows[name].null_count for name in needed):
         raise Unsuited(f"{path} has rows without a key or a digest")
     return rows
-
-
-def sequence_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """A sequence as integers in the same order: the numbers themselves, days, or microseconds."""
-    kind = column.type
-    if column.null_count:
-        raise Unsuited("a sequence is NULL")
-    if pa.types.is_date32(kind):
-        column = column.cast(pa.int32())
-    elif pa.types.is_timestamp(kind) and kind.unit == "us":
-        column = column.cast(pa.int64())
-    elif not pa.types.is_integer(kind):
-        raise Unsuited(f"a sequence is of {kind}")
-    found: npt.NDArray[np.int64] = column.to_numpy().astype(np.int64)
-    return found

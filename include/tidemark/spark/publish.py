@@ -42,9 +42,9 @@ from tidemark.delta.index_runs import DataFile
 from tidemark.delta.overlay import TableIndex, alike, are_equal, is_older, overlay, rows_at
 from tidemark.delta.protocol import FEED, VECTORS, is_on
 from tidemark.delta.state import NewFile, StateTable
-from tidemark.delta.state_files import DIGEST, KEY, RowKeys, keys_of
+from tidemark.delta.state_files import DIGEST, KEY, RowKeys, Unsuited
 from tidemark.delta.store import Store
-from tidemark.delta.tail import TXN, FoldedTail, Unsuited, read_tail, sequence_numbers
+from tidemark.delta.tail import TXN, FoldedTail, read_tail
 from tidemark.ports.planes import Tail
 from tidemark.spark.digest import digest_of, partials
 from tidemark.spark.fold import OP, UPSERT
@@ -325,11 +325,3 @@ class ShardIndex:
             return dead.head.version
         rows = deletes.rows.select([*spec.rule.keys, str(spec.rule.sequence_by), TXN, KEY])
         return tombstoned(dead, spec, dead.put(rows), corrected=corrected)
-
-
-def keys_found(rows: pa.Table, *, sequence: str | None) -> RowKeys:
-    """The keys that Spark computed for a file without stored key hashes."""
-    found = keys_of(rows[KEY], rows[DIGEST])
-    if sequence is None:
-        return found
-    return RowKeys(found.hi, found.lo, found.digest, sequence_numbers(rows[sequence]))

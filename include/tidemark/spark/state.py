@@ -37,15 +37,14 @@ from tidemark.core.publish import (
 from tidemark.delta.head import LiveFile
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_commit import encoded
-from tidemark.delta.state_files import RowKeys
+from tidemark.delta.state_files import RowKeys, Unsuited, keys_of
 from tidemark.delta.state_maintenance import tidy
 from tidemark.delta.state_status import app_id, read_state_status
 from tidemark.delta.store import housekeeping
-from tidemark.delta.tail import Unsuited
 from tidemark.ports.planes import Tail
 from tidemark.spark.failures import shard_job_errors
 from tidemark.spark.fold_shard import WRITE_CONFS
-from tidemark.spark.publish import ShardIndex, changes_in_state, digest_of_rows, keys_found
+from tidemark.spark.publish import ShardIndex, changes_in_state, digest_of_rows
 from tidemark.spark.read import parts_for
 from tidemark.spark.session import INTERPRETED, confs_set, cores_of, persisted
 from tidemark.spark.sql import quoted
@@ -116,7 +115,7 @@ class SparkStatePlane:
         rows = parquet_rows(self._spark, spec.declared, [f"{spec.state}/{file.location}"])
         named = [F.col(quoted(name)) for name in filter(None, [spec.rule.sequence_by])]
         placed = rows.select(*spec.beside, *named, F.col("_metadata.row_index").alias(ROW)).orderBy(ROW)
-        return keys_found(placed.toArrow(), sequence=spec.rule.sequence_by)
+        return keys_of(placed.toArrow(), sequence=spec.rule.sequence_by)
 
     def state_status(self, shard: ShardId, since: Published | None) -> StateStatus:
         spec = self._specs.of(shard)
