@@ -14,9 +14,10 @@ from pyroaring import BitMap
 
 from tests.delta.test_state_entry import HEAD, OLD, file_of
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
-from tidemark.delta.compaction import Copied, carried, foreign_write
+from tidemark.delta.compaction import Copied, carried
 from tidemark.delta.deletion_vectors import Descriptor, unpack
 from tidemark.delta.state import Change, Entry, NewFile, decide_entry
+from tidemark.delta.state_status import foreign_write
 
 files = st.lists(
     st.integers(0, 12).flatmap(

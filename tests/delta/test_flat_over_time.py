@@ -202,19 +202,28 @@ def test_only_files_that_are_worn_are_written_anew_and_their_history_stays(
     )
 
 
-def test_a_small_file_with_many_hidden_rows_is_written_anew_after_a_publish(
+def test_files_of_which_a_third_is_hidden_are_written_anew_after_a_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_maintenance, "TIDY_BYTES", (1, 1 << 20))
+    monkeypatch.setattr(head.LiveFile, "bytes", property(lambda file: file.rows))
+    monkeypatch.setattr(state_maintenance, "TIDY_BYTES", (10, 20))
+    monkeypatch.setattr(state_maintenance, "FILE_BYTES", 60)
     hand = Hand(tmp_path / "state")
     hand.create()
-    hand.publish(dict.fromkeys(range(50), "a"))
-    hand.publish({}, set(range(5)))
+    for lower, count in ((0, 60), (100, 9), (200, 61), (300, 60)):
+        hand.publish(dict.fromkeys(range(lower, lower + count), "a"))
+
+    def hidden() -> list[tuple[int, int]]:
+        return sorted((file.rows, file.hidden) for file in hand.table.head().files.values())
+
+    hand.publish({}, {*range(20), *range(100, 108), *range(200, 230), *range(300, 320)})
     tidy(hand.table)
-    assert [file.hidden for file in hand.table.head().files.values()] == [5], "a tenth is not enough"
-    hand.publish({}, {5})
+    assert hidden() == [(9, 8), (60, 20), (60, 20), (61, 30)], "a third is not enough"
+    hand.publish({}, {20, 320})
     tidy(hand.table)
-    assert [file.hidden for file in hand.table.head().files.values()] == [0]
+    assert hidden() == [(9, 8), (39, 0), (60, 21), (61, 30)], "no more at once than fits in a file"
+    tidy(hand.table)
+    assert hidden() == [(9, 8), (39, 0), (39, 0), (61, 30)], "tiny files are merged, large ones are left"
     hand.check()
 
 

@@ -12,7 +12,6 @@ hidden in the meantime, and the copy is committed with its own deletion vector.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,15 +23,14 @@ import pyarrow.parquet as pq
 from deltalake import Schema
 
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
-from tidemark.delta.commit import Action, file_name
+from tidemark.delta.commit import file_name
 from tidemark.delta.deletion_vectors import Rows
 from tidemark.delta.head import LiveFile, TableHead
 from tidemark.delta.state import NewFile
-from tidemark.delta.state_files import footer_statistics, parquet_options
+from tidemark.delta.state_files import GROUP_ROWS, footer_statistics, parquet_options
 from tidemark.delta.store import Store
 
 BATCH_ROWS: Final = 65_536
-GROUP_ROWS: Final = 1_048_576
 GROUP_BYTES: Final = 128 * 1024 * 1024
 
 
@@ -217,34 +215,3 @@ def carried(copied: Sequence[Copied], now: Mapping[str, Rows]) -> Rows:
         found.append(gone + np.uint32(base))
         base += file.rows - len(file.hidden)
     return Rows(np.concatenate(found)) if found else Rows()
-
-
-def foreign_write(before: TableHead, actions: Sequence[Action], after: TableHead) -> str:
-    """The name of a foreign commit that changed rows; empty for one that only rearranged files or changed
-    metadata.
-
-    The decision rests on files, row counts and columns, not on the commit's name. A commit whose row counts
-    are unknown can't be shown to be harmless, so it counts as a change."""
-    files = [line[kind] for line in actions for kind in ("add", "remove") if kind in line]
-    info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
-    name = str(info.get("operation") or "a commit without a name")
-    if any(file.get("dataChange", True) for file in files) or any("cdc" in line for line in actions):
-        return name
-    touched = {str(file["path"]) for file in files}
-    try:
-        counts = [
-            sum(head.files[path].live for path in touched if path in head.files) for head in (before, after)
-        ]
-    except InvalidUsage:
-        return f"{name} with rows that can't be counted"
-    kept = _columns(before).items() <= _columns(after).items()
-    return "" if counts[0] == counts[1] and kept else name
-
-
-def _columns(head: TableHead) -> dict[str, str]:
-    """Map column names to types. For a nested type only its kind is compared, because it may gain fields."""
-    fields = json.loads(head.metadata.get("schemaString") or "{}").get("fields", ())
-    return {
-        field["name"]: field["type"] if isinstance(field["type"], str) else field["type"]["type"]
-        for field in fields
-    }

@@ -277,9 +277,13 @@ def _skip(text: str, at: int) -> int:
 
 
 # The table.
+# Application transactions, which log clean-up keeps, unlike entries.
 ROWS: Final = "tidemark.rows"
-"""An application transaction: the last version whose commit changed rows. Log clean-up keeps it, unlike
-entries."""
+"""The last version whose commit changed rows."""
+EXPIRED: Final = "tidemark.expired"
+"""Of a tombstone table: the last publish whose too late tombstones are gone. A reader that starts from this
+publish or a later one may read the version after it. A reader of an earlier one reads the version that its
+publish has recorded, because a record in between may still need an expired tombstone."""
 
 
 class StateTable:

@@ -9,6 +9,10 @@ The copy's name holds the last version that it may be committed with (`delta.vac
 passed, the copy is renamed for a later one, further ahead each time, because renaming in an object store is a
 slow copy.
 
+Tombstones expire, once no later record can lose to them: their sequence is more than the lateness below the
+lowest watermark that a record after the last publish is judged by (`pipeline.maintain.lowest_watermark`).
+Whole files expire, once all tombstones in them have; nothing is rewritten.
+
 The table's retention property is kept at the pipeline file's value. So a VACUUM by another program removes
 nothing that a version within `state_history_days` needs. A VACUUM with RETAIN 0 does; then reading such a
 version fails with the name of the missing file.
@@ -20,9 +24,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import groupby, pairwise
-from typing import Final
+from typing import Any, Final
 
 from tidemark.core.errors import Determinate, Indeterminate, InvalidUsage
 from tidemark.core.ids import ShardId
@@ -41,22 +46,23 @@ from tidemark.delta.compaction import (
 from tidemark.delta.deletion_vectors import Rows
 from tidemark.delta.head import LiveFile, TableHead, read_history
 from tidemark.delta.protocol import VECTORS, check_features, is_on
-from tidemark.delta.state import Change, NewFile, StateTable
+from tidemark.delta.state import EXPIRED, Change, NewFile, StateTable
 from tidemark.delta.state_status import app_id, read_state_status, same_rows_version
 from tidemark.delta.store import housekeeping
-from tidemark.delta.table_stats import SMALL_BYTES, is_due_for_rewrite, retained_vector_bytes
-from tidemark.delta.tombstones import expire, too_late
+from tidemark.delta.table_stats import SMALL_BYTES, hidden_share, is_due_for_rewrite, retained_vector_bytes
 from tidemark.delta.vacuum import retention_properties, vacuum
 from tidemark.ports.planes import Freed
 
 FILE_BYTES: Final = 2 * SMALL_BYTES
 TIDY_BYTES: Final = (128 << 10, 1 << 20, 16 << 20)
 TIDY_FILES: Final = 16
+TIDY_HIDDEN: Final = 1 / 3
 BEGINNINGS_MAX: Final = 5
 COMMITS_MAX: Final = 100
 _AHEAD_GROWTH: Final = 8
 _AHEAD_MAX: Final = 4096
 _DAY_MS: Final = 86_400_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,15 @@ class DeltaStateKeeper:
             gone, found = self._expired(shard, head, watermark)
             if not gone:
                 return found
-            if not isinstance(expire(table, head, gone, published=last.txn), Conflict):
+            change = Change(
+                "DELETE",
+                head.rows - sum(file.live for file in gone),
+                removed=[file.path for file in gone],
+                txns={EXPIRED: int(last.txn)},
+                of_rows=False,
+                expires=True,
+            )
+            if not isinstance(table.commit(head, change), Conflict):
                 with housekeeping(table.store.uri):
                     table.tidy_log()
                 return found
@@ -163,6 +177,31 @@ class DeltaStateKeeper:
         return found
 
 
+def too_late(head: TableHead, sequence: str, *, line: int) -> list[LiveFile]:
+    """The files with only sequences below the line, by their statistics. A file without statistics stays."""
+    return [file for file in head.files.values() if _is_too_late(file.stats, sequence, line)]
+
+
+def _is_too_late(stats: Mapping[str, Any], sequence: str, line: int) -> bool:
+    highest = _number(stats.get("maxValues", {}).get(sequence))
+    return highest is not None and highest < line and not stats.get("nullCount", {}).get(sequence)
+
+
+def _number(bound: object) -> int | None:
+    """A bound in statistics in the unit of `fold.sequence_number_sql`: itself, days or microseconds."""
+    if isinstance(bound, int):
+        return bound
+    if not isinstance(bound, str):
+        return None
+    try:
+        if "T" not in bound:
+            return (date.fromisoformat(bound) - _EPOCH.date()).days
+        at = datetime.fromisoformat(bound)
+    except ValueError:
+        return None
+    return (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -181,11 +220,12 @@ def _keep_history(table: StateTable, wanted: Mapping[str, str]) -> None:
 
 
 def tidy(table: StateTable) -> None:
-    """Tidy a table after a publish: merge its smallest files if they are many, or else rewrite a small file
-    with many hidden rows; write a checkpoint if one is due.
+    """Tidy a table after a publish: merge its smallest files if they are many, or else rewrite files of which
+    a third is hidden; write a checkpoint if one is due.
 
-    A row is copied once for each size class that its file grows through, so the work is proportional to the
-    rows published. Larger files are left to maintenance."""
+    A row is copied once for each size class that its file grows through, and two rows at most for each that
+    was hidden, so the work is proportional to the rows published. No more is copied at once than one file
+    gets; files that are larger are left to maintenance."""
     files = table.head().files.values()
     for least, limit in pairwise((0, *TIDY_BYTES)):
         # Smaller files don't count: otherwise a file would be copied again for each few of them.
@@ -193,14 +233,14 @@ def tidy(table: StateTable) -> None:
             _compact(table, _below(limit), operation="OPTIMIZE", files_min=2)
             break
     else:
-        # Smaller files are merged soon anyway.
-        if any(TIDY_BYTES[0] <= file.bytes < TIDY_BYTES[-1] and is_due_for_rewrite(file) for file in files):
-            _compact(table, _is_small_and_due, operation="REORG", files_min=1)
+        if any(map(_is_worn, files)):
+            _compact(table, _is_worn, operation="REORG", files_min=1, groups_max=1)
     table.tidy_log()
 
 
-def _is_small_and_due(file: LiveFile) -> bool:
-    return file.bytes < TIDY_BYTES[-1] and is_due_for_rewrite(file)
+def _is_worn(file: LiveFile) -> bool:
+    # Smaller files are merged soon anyway.
+    return TIDY_BYTES[0] <= file.bytes <= FILE_BYTES and hidden_share(file) > TIDY_HIDDEN
 
 
 def _is_due_for_rewrite(kept: Mapping[str, int], file: LiveFile) -> bool:
@@ -212,14 +252,20 @@ def _below(limit: int) -> Callable[[LiveFile], bool]:
 
 
 def _compact(
-    table: StateTable, is_due: Callable[[LiveFile], bool], *, operation: str, files_min: int
+    table: StateTable,
+    is_due: Callable[[LiveFile], bool],
+    *,
+    operation: str,
+    files_min: int,
+    groups_max: int | None = None,
 ) -> None:
     """Replace the files that are due by fewer files, group by group."""
     head = table.head()
     check_features(table.store.uri, head.protocol, head.metadata)
     schema = table_schema(head)
     sources = [read_source(table.store, file) for file in head.files.values() if is_due(file)]
-    for group in _grouped(sources, lambda source: tuple(sorted(columns_beside(source, schema)))):
+    groups = _grouped(sources, lambda source: tuple(sorted(columns_beside(source, schema))))
+    for group in groups[:groups_max]:
         if len(group) >= files_min:
             _replace(table, [source.file.path for source in group], is_due, operation, files_min)
 

@@ -1,7 +1,7 @@
 """The status of a state's table, read from its log (`delta.head`).
 
 A commit of a state carries its facts (`delta.state_commit`). Any other commit is judged by its effect
-(`compaction.foreign_write`): one that changes no row, such as a compaction, a vacuum or a change of
+(`foreign_write`): one that changes no row, such as a compaction, a vacuum or a change of
 properties, is harmless under any name; one that changes rows is a foreign write.
 
 Entries may have been cleaned up, including that of the recorded publish. Then the status rests on what
@@ -10,6 +10,7 @@ clean-up keeps: the number of live rows and the application transactions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,12 +19,10 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStatus
 from tidemark.delta.commit import Action
-from tidemark.delta.compaction import foreign_write
 from tidemark.delta.head import TableHead, entries_after, open_head
-from tidemark.delta.state import ROWS
+from tidemark.delta.state import EXPIRED, ROWS
 from tidemark.delta.state_commit import commit_at, facts_in
 from tidemark.delta.store import Store
-from tidemark.delta.tombstones import EXPIRED
 
 _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
@@ -76,6 +75,37 @@ def _followed(store: Store, version: int, before: TableHead) -> _Followed:
             commits.append(_Commit(after.version, facts, name, _expired_by(actions)))
         before = after
     return _Followed(opened, before, commits)
+
+
+def foreign_write(before: TableHead, actions: Sequence[Action], after: TableHead) -> str:
+    """The name of a foreign commit that changed rows; empty for one that only rearranged files or changed
+    metadata.
+
+    The decision rests on files, row counts and columns, not on the commit's name. A commit whose row counts
+    are unknown can't be shown to be harmless, so it counts as a change."""
+    files = [line[kind] for line in actions for kind in ("add", "remove") if kind in line]
+    info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
+    name = str(info.get("operation") or "a commit without a name")
+    if any(file.get("dataChange", True) for file in files) or any("cdc" in line for line in actions):
+        return name
+    touched = {str(file["path"]) for file in files}
+    try:
+        counts = [
+            sum(head.files[path].live for path in touched if path in head.files) for head in (before, after)
+        ]
+    except InvalidUsage:
+        return f"{name} with rows that can't be counted"
+    kept = _columns(before).items() <= _columns(after).items()
+    return "" if counts[0] == counts[1] and kept else name
+
+
+def _columns(head: TableHead) -> dict[str, str]:
+    """Map column names to types. For a nested type only its kind is compared, because it may gain fields."""
+    fields = json.loads(head.metadata.get("schemaString") or "{}").get("fields", ())
+    return {
+        field["name"]: field["type"] if isinstance(field["type"], str) else field["type"]["type"]
+        for field in fields
+    }
 
 
 def _expired_by(actions: Sequence[Action]) -> Txn:

@@ -23,7 +23,12 @@ HISTORY_BYTES_MIN: Final = 1 << 30
 def is_due_for_rewrite(file: LiveFile, vector_bytes: int = 0) -> bool:
     """Whether to rewrite a file without its hidden rows: they are many, or its retained vectors, which each
     publish writes in full, are larger than the file."""
-    return file.hidden > HIDDEN_ROWS_DUE * max(_rows(file), 1) or vector_bytes > file.bytes
+    return hidden_share(file) > HIDDEN_ROWS_DUE or vector_bytes > file.bytes
+
+
+def hidden_share(file: LiveFile) -> float:
+    """The share of a file's rows that are hidden."""
+    return file.hidden / max(_rows(file), 1)
 
 
 def retained_vector_bytes(history: History, *, after_ms: int) -> Counter[str]:

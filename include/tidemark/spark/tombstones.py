@@ -6,7 +6,7 @@ extra ones are harmless, because the log has the same deletions. So a publish th
 publish records the version of the tombstone table that belongs to it; readers pin that version.
 
 Publishes append tombstones, and the last one of a key counts. With a lateness, maintenance removes those
-that no later record can lose to (`delta.tombstones`).
+that no later record can lose to (`delta.state_maintenance.too_late`).
 
 A correction removes the earlier tombstones of its key; only then a table is rewritten. From that commit on,
 the table says the correction's transaction (`CORRECTED`), and takes no tombstones of a publish that ends
