@@ -21,7 +21,9 @@ from tidemark.app.views import View, read
 from tidemark.cli.app import app
 from tidemark.config import ConfigInvalid, PipelineConfig, load_pipeline
 from tidemark.core.errors import Determinate, InvalidUsage
+from tidemark.core.ids import Txn
 from tidemark.pipeline.context import binding_at
+from tidemark.pipeline.decide import skip
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import run
 
@@ -177,6 +179,30 @@ def test_e4_a_column_that_is_added_is_taken_in_where_columns_may_be(described: D
     (orders,) = [shard for shard in described.config().shards if shard.name == "public__orders"]
     assert orders.columns.ddl == "`id` INT NOT NULL, `total` DECIMAL(8,2), `at` TIMESTAMP, `note` STRING"
     assert described.bind() == []
+
+
+def test_what_the_tables_get_while_a_generation_is_proposed_is_taken_in_by_the_one_in_charge(
+    described: Described,
+) -> None:
+    """The pipeline never has to wait for a candidate; the candidate lacks the column, and says so."""
+    wider = {"match": "*", "on_schema_change": "add_columns"}
+    described.write(overrides=[wider])
+    described.works.sql("INSERT INTO orders VALUES (1, 1, NULL)")
+    described.bind()
+    skip(described.begun().pipeline, attempt(), Txn(1), reason="a seal without rows")
+    described.write({"generation": 1}, overrides=[{**wider, "publish": {"every_transactions": 2}}])
+    generations = Generations(described.begun())
+    begun = generations.start(reason="fewer publishes", from_now=True)
+    described.works.sql("ALTER TABLE orders ADD note text", "CREATE TABLE late (id int PRIMARY KEY)")
+    described.works.sql("INSERT INTO orders VALUES (2, 2, NULL, 'n')", "INSERT INTO late VALUES (7)")
+    changes = [*described.bind(), *described.bind()]
+    assert sorted(changes) == [("late", "c", (7,)), ("orders", "c", (2, "2.00", None, "n"))]
+    works = described.begun()
+    upper = works.control.bindings.head().upper
+    assert {one.configuration.generation for one in works.control.bindings.read(1, upper)} == {0}
+    assert {shard.publish.every_transactions for shard in works.config.shards} == {1}
+    with pytest.raises(InvalidUsage, match="the pipeline file is not the one that generation 1 was started"):
+        Generations(works).pair(begun).promote(attempt())
 
 
 def test_e4_a_column_of_another_type_and_another_key_are_refused_by_name(described: Described) -> None:

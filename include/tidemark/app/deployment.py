@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemark.config import PipelineConfig
-from tidemark.config.discovered_tables import Columns, new_columns, uses_source_schemas, with_new_columns
+from tidemark.config.discovered_tables import (
+    Columns,
+    new_columns,
+    uses_source_schemas,
+    with_discovered_shards,
+    with_new_columns,
+)
+from tidemark.config.discovered_tables import recorded_shapes as recorded_tables
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import InvariantViolation, MissingExtra
@@ -225,7 +232,9 @@ class Deployment:
             return config
         recorded = PipelineConfig.from_canonical_json(found.text, root=config.root)
         here = {"warehouse": config.warehouse, "alarms": config.alarms, "on_red": config.on_red}
-        return recorded.model_copy(update=here)
+        known = recorded.model_copy(update=here)
+        # Tables and columns that the source has got since are taken in, as they are beside its own file.
+        return with_discovered_shards(known, recorded_tables(known))
 
     @property
     def proposal(self) -> str:
