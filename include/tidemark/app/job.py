@@ -69,9 +69,9 @@ def is_gone(submitter: str) -> bool:
     return started_at(int(pid)) != began
 
 
-def end_with_submitter(environ: Mapping[str, str] = os.environ) -> None:
+def end_with_submitter() -> None:
     """Start a thread that ends this process when its submitter ends. Spark's JVM ends with its driver."""
-    submitter = environ.get(SUBMITTER)
+    submitter = os.environ.get(SUBMITTER)
     if submitter:
         threading.Thread(target=_watch, args=(submitter,), name="submitter", daemon=True).start()
 

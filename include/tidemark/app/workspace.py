@@ -150,14 +150,14 @@ def _session(name: str, cores: int | None) -> SparkSession:
     return build_session(f"tidemark {name}", master=master, log_file=log_file)
 
 
-def new_attempt(run_id: str | None = None, *, cleared: bool = False, logical_date: str = "") -> Attempt:
+def new_attempt(run_id: str | None = None, *, cleared: bool = False) -> Attempt:
     """An attempt of a run that is started by hand. Without a run id, the run is a new one."""
     from tidemark.app.deployment import new_token
     from tidemark.core.binding import Owner
     from tidemark.pipeline.context import Attempt
 
     token = new_token()
-    owner = Owner(run_id or f"{getpass.getuser()}-{token}", logical_date)
+    owner = Owner(run_id or f"{getpass.getuser()}-{token}")
     return Attempt(owner, token, cleared)
 
 

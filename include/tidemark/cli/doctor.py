@@ -147,7 +147,7 @@ def all_checks(*, warehouse: str, with_spark: bool) -> Iterator[Check]:
 
 def machine_checks(*, with_spark: bool) -> Iterator[Check]:
     """The checks of this machine, which don't depend on the warehouse."""
-    yield check_python()
+    yield Check("python", ok=True, found=platform.python_version())  # The package needs 3.11 to load.
     required = required_versions()
     for package in PACKAGES:
         yield check_package(package, *required.get(package, ("", "")))
@@ -162,16 +162,6 @@ def spark_checks(*, with_spark: bool) -> Iterator[Check]:
     yield check_jars()
     if with_spark:
         yield check_spark()
-
-
-def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
-    """Python 3.11 or later."""
-    return Check(
-        "python",
-        ok=version >= (3, 11),
-        found=platform.python_version() if version == sys.version_info[:2] else f"{version[0]}.{version[1]}",
-        remedy="" if version >= (3, 11) else "install Python 3.11 or later, then run `make setup`",
-    )
 
 
 def required_versions() -> dict[str, tuple[str, str]]:

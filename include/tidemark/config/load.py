@@ -92,9 +92,7 @@ def load_pipeline(
         raise ConfigInvalid([Problem(str(path), 0, 0, "tables", error.fact, error.hint)]) from None
 
 
-def load_pipelines(
-    folder: Path | str, environment: str | None = None, *, environ: Mapping[str, str] = os.environ
-) -> LoadedPipelines:
+def load_pipelines(folder: Path | str, environment: str | None = None) -> LoadedPipelines:
     """Every `*.yaml` and `*.yml` file in the folder. A broken file does not affect the others. Two files
     with one pipeline name are both refused, since either could own the tables. File names are part of
     commands, DAGs and messages, so special characters are refused."""
@@ -110,7 +108,7 @@ def load_pipelines(
                     "use letters, digits, space, and . _ -",
                 )
                 raise ConfigInvalid([Problem(str(file), 0, 0, "", fact, hint)])
-            pipelines[file.name] = load_pipeline(file, environment, environ=environ)
+            pipelines[file.name] = load_pipeline(file, environment)
         except ConfigInvalid as error:
             errors[file.name] = error
     files_of: dict[str, list[str]] = {}

@@ -40,6 +40,7 @@ _HOST: Final = "localhost"
 _ADDRESS: Final = "127.0.0.1"
 _STOP_SECONDS_MAX: Final = 20
 _POLL_SECONDS: Final = 0.2
+_START_SECONDS_MAX: Final = 300
 _LOG_CHARACTERS_MAX: Final = 2_000
 
 
@@ -78,9 +79,7 @@ def start_server(
     folder: Path,
     master: str = "local[*]",
     memory: str = "2g",
-    jars_folder: Path | None = None,
     confs: Mapping[str, str] | None = None,
-    start_seconds_max: float = 300,
 ) -> Server:
     """Start a server and wait until it listens. `folder` receives its log, confs and temporary files.
 
@@ -97,7 +96,7 @@ def start_server(
         )
     folder.mkdir(parents=True, exist_ok=True)
     merged = {
-        **session_confs(master=master, jars=jar_paths(jars_folder), scratch_folder=folder),
+        **session_confs(master=master, jars=jar_paths(), scratch_folder=folder),
         "spark.master": master,
         "spark.app.name": "tidemark-connect",
         "spark.driver.memory": memory,
@@ -108,7 +107,7 @@ def start_server(
     }
     server = _launch(port, token, folder, merged)
     try:
-        _wait(server, port, seconds_max=start_seconds_max)
+        _wait(server, port)
     except BaseException:
         server.stop()
         raise
@@ -145,14 +144,18 @@ def _launch(port: int, token: str, folder: Path, confs: Mapping[str, str]) -> Se
     return Server(f"sc://{_HOST}:{port}", process, log_file)
 
 
-def _wait(server: Server, port: int, *, seconds_max: float) -> None:
+def _wait(server: Server, port: int) -> None:
     """Wait until the server listens; give up when its process ends or at the deadline (Invariant 14)."""
-    deadline = time.monotonic() + seconds_max
+    deadline = time.monotonic() + _START_SECONDS_MAX
     while not _listens(port):
         ended = server.process.poll()
         if ended is not None or time.monotonic() > deadline:
             output = server.log_file.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS_MAX:]
-            fact = f"ended with code {ended}" if ended is not None else f"did not listen in {seconds_max} s"
+            fact = (
+                f"ended with code {ended}"
+                if ended is not None
+                else f"did not listen in {_START_SECONDS_MAX} s"
+            )
             raise Determinate(f"the Spark Connect server {fact}: {output}", hint=f"see {server.log_file}")
         time.sleep(_POLL_SECONDS)
 

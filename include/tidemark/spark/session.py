@@ -182,17 +182,15 @@ def build_session(
     app_name: str,
     *,
     master: str = "local[*]",
-    jars_folder: Path | None = None,
     scratch_folder: Path | None = None,
     log_file: Path | None = None,
     confs: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Create a Spark session with Delta, or return the one that this process already has.
 
-    `jars_folder` has the jars of jars.lock, `scratch_folder` is for Spark's temporary files; both have
-    defaults. With a `log_file`, Spark's messages go there and not to the terminal. `confs` override all
-    others. A process has one JVM: confs that are read at its start (jars, memory, catalog) do not affect a
-    session that already exists.
+    `scratch_folder` is for Spark's temporary files. With a `log_file`, Spark's messages go there and not to
+    the terminal. `confs` override all others. A process has one JVM: confs that are read at its start (jars,
+    memory, catalog) do not affect a session that already exists.
 
     Raises `InvalidUsage` with a remedy if Java or a jar is missing.
     """
@@ -206,7 +204,7 @@ def build_session(
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     merged = {
-        **session_confs(master=master, jars=jar_paths(jars_folder), scratch_folder=scratch_folder),
+        **session_confs(master=master, jars=jar_paths(), scratch_folder=scratch_folder),
         **(_log_confs(log_file) if log_file is not None else {}),
         **(confs or {}),
     }

@@ -199,9 +199,9 @@ def settings_of(source: KafkaSource, environ: Mapping[str, str] = os.environ) ->
     return settings
 
 
-def registry_settings(source: KafkaSource, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def registry_settings(source: KafkaSource) -> dict[str, str]:
     """The schema registry settings of a source's connection; empty if it has no connection."""
-    settings = _settings(source.kafka_config_id, environ) if source.kafka_config_id is not None else {}
+    settings = _settings(source.kafka_config_id, os.environ) if source.kafka_config_id is not None else {}
     return {key: value for key, value in settings.items() if key in _REGISTRY}
 
 
