@@ -24,7 +24,7 @@ from tidemark.core.publish import StateCommit
 from tidemark.core.reading import Frozen, lease_name
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline import listing
-from tidemark.pipeline.consume import Reading, ShardReader
+from tidemark.pipeline.consume import Reading, ShardReader, skip_for_consumer
 from tidemark.pipeline.leases import take_hold
 from tidemark.pipeline.publish import put_record
 from tidemark.ports.control import LogListing
@@ -63,6 +63,52 @@ def ranges(reader: ShardReader) -> Iterator[tuple[int, int]]:
     while (given := reader.next_range()) is not None:
         yield given.lower, given.upper
         reader.delivered(given)
+
+
+def test_regression_a_batch_that_was_given_comes_again_as_it_was_whatever_the_limits_are_now(
+    tmp_path: Path,
+) -> None:
+    """Once it came shorter. Its effect was done, and the longer one came later and did it again."""
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)])
+    with reading(shelf) as reader:
+        first = reader.next_range()
+    shelf.append([("d", 4)])
+    assert first is not None
+    for limits in (Limits(txns_max=1), Limits()):
+        with reading(shelf, limits=limits) as reader:
+            given = reader.next_range()
+            assert given is not None
+            assert (given.lower, given.upper) == (first.lower, first.upper) == (1, 4)
+    with reading(shelf, limits=Limits(txns_max=1)) as reader:
+        assert list(ranges(reader)) == [(1, 4), (4, 5)]
+
+
+def test_regression_nothing_of_a_batch_that_was_given_comes_again_until_a_lost_part_is_skipped(
+    tmp_path: Path,
+) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.append([("a", 1)], [("b", 2)], [("c", 3)])
+    with reading(shelf) as reader:
+        assert reader.next_range() is not None
+    shelf.parts_of(2)[0].unlink()
+    for _ in range(2):
+        with reading(shelf) as reader, pytest.raises(Frozen) as caught:
+            reader.next_range()
+        assert caught.value.freeze.txn == 2
+        assert reader.frontier == 1
+    works = shelf.works
+    known: dict[str, Any] = {"reason": "x", "token": new_token()}
+    for txn in (3, 4):
+        with pytest.raises(InvalidUsage, match=r"is not known to be frozen|is at transaction 1, not 4"):
+            skip_for_consumer(works.pipeline, leases_of(works), "billing", SHARD, txn=Txn(txn), **known)
+    skip_for_consumer(works.pipeline, leases_of(works), "billing", SHARD, txn=Txn(2), **known)
+    with reading(shelf) as reader:
+        given = reader.next_range()
+        assert given is not None
+        assert (given.lower, given.upper, given.skipped) == (1, 4, {2: "x"})
+        reader.delivered(given)
+        assert reader.frontier == 4
 
 
 def test_a_consumer_far_behind_lists_a_bounded_number_of_transactions_at_once(

@@ -91,17 +91,18 @@ def test_r1_a_part_that_cant_be_read_freezes_at_its_txn_and_what_is_before_it_is
         with pytest.raises(Frozen) as caught:
             # A flipped bit is found in here, by Spark's own read.
             consume(shelf, lambda batch: got.extend(txn for txn, *_ in changes_in(batch.frame)))
-    assert got == [1]
+    # A batch up to 3 was given where the damage showed only while it was read, and comes again whole.
+    given = damage is flip_bit
+    assert got == ([] if given else [1])
     freeze = caught.value.freeze
     assert (freeze.txn, freeze.bytes, freeze.is_named) == (2, size, True)
     assert part.name in freeze.path
     assert freeze.holders[0].startswith("billing/t of ")
-    assert frontier(shelf) == 2
+    assert frontier(shelf) == (1 if given else 2)
     assert len([e for e in journal(shelf, 2) if e.event is Event.FROZEN]) == 1
     part.write_bytes(whole)
-    # Where a batch up to 3 was given before, none passes its end, for its effect may have been done.
     shelf.append([("d", 4)])
-    assert taken(shelf) == ([(2, 4), (4, 5)] if damage is flip_bit else [(2, 5)])
+    assert taken(shelf) == ([(1, 4), (4, 5)] if given else [(2, 5)])
 
 
 def journal(shelf: Shelf, txn: int) -> Any:

@@ -13,7 +13,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Final
 
-from tests.simulation import generations, test_power_cuts, test_publishes, test_recoveries, test_restores
+from tests.simulation import (
+    generations,
+    readings,
+    test_power_cuts,
+    test_publishes,
+    test_recoveries,
+    test_restores,
+)
 from tests.simulation.explore import Failure, explore, simulate
 
 CHUNK_SEEDS: Final = 2_000
@@ -23,6 +30,7 @@ KINDS: Final[Mapping[str, tuple[Callable[[int], object], int]]] = {
     "restores": (test_restores.check, 4),
     "recoveries": (test_recoveries.check, 20),
     "publishes": (test_publishes.check, 20),
+    "readings": (readings.check, 20),
     "power-cuts": (test_power_cuts.check_alone, 300),
 }
 """Each kind's check of a seed, and which share of the seeds is run: one of so many, by what a seed costs."""

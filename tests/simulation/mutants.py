@@ -14,12 +14,11 @@ from unittest.mock import patch
 
 import greenlet
 
-from tidemark.core import checkpoint, log, reading
+from tidemark.core import checkpoint, log
 from tidemark.core.checkpoint import Acknowledged, FlushPosition
 from tidemark.core.ids import ShardId
 from tidemark.core.ledger import Committed, Put
 from tidemark.core.log import Appended, UpperMismatch
-from tidemark.core.reading import Fetch
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Lost, Sealed
 from tidemark.pipeline import ingest, upsert
@@ -96,19 +95,6 @@ def delete_own_parts_after_losing_an_append() -> Iterator[None]:
 
 
 @contextmanager
-def first_in_first_out_accounting() -> Iterator[None]:
-    """Credit an arriving part to the oldest transaction that waits for one."""
-
-    class Fifo(reading.ReadAccount):
-        def fetched(self, fetch: Fetch) -> bool:
-            oldest = min(self._in_flight.values(), key=lambda each: each.txn)
-            return super().fetched(oldest)
-
-    with patch.object(reading, "ReadAccount", Fifo):
-        yield
-
-
-@contextmanager
 def flushes_reported_before_the_commit_fragment() -> Iterator[None]:
     """Take a shard's flush for the flush of the whole source transaction it stands in."""
 
@@ -154,7 +140,6 @@ MUTANTS = (
     upper_read_once,
     append_decides_without_a_seal,
     delete_own_parts_after_losing_an_append,
-    first_in_first_out_accounting,
     flushes_reported_before_the_commit_fragment,
     replay_commits_at_batch_ends,
     skipped_append_trusted_without_comparing,

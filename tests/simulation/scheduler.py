@@ -48,8 +48,10 @@ class Scheduler:
         """A scheduler for new actors, after the old ones have died where they stood."""
         return Scheduler(self.rng.randrange(1 << 30), fault_rate=0.0)
 
-    def spawn(self, work: Callable[[], None]) -> None:
-        self._actors.append(greenlet.greenlet(work, parent=self._hub))
+    def spawn(self, work: Callable[[], None]) -> greenlet.greenlet:
+        actor = greenlet.greenlet(work, parent=self._hub)
+        self._actors.append(actor)
+        return actor
 
     def run(self) -> None:
         """Until every actor has ended."""

@@ -26,21 +26,13 @@ MUTANT_SEEDS_MAX = 100
 
 
 class PublishedWorld(World):
-    """A world with publishers, and without readers, truncation, and changes to input."""
+    """A world with publishers, and without changes to input."""
 
     def _spawn(self) -> None:
         self.tampers = self.skips = False
-        spawn = self.scheduler.spawn
-
-        def spawn_writers(work: Callable[[], None]) -> None:
-            if getattr(work, "__self__", None) not in self.readers and work != self.truncater:
-                spawn(work)
-
-        self.scheduler.spawn = spawn_writers  # type: ignore[method-assign]
         super()._spawn()
-        self.readers.clear()
         for _ in range(self.rng.randint(1, 3)):
-            spawn(self.publisher)
+            self.scheduler.spawn(self.publisher)
 
     def publisher(self) -> None:
         for _ in range(4):

@@ -97,7 +97,6 @@ class RecoveredWorld(RestoredWorld):
                 return
 
     def simulate_all(self) -> None:
-        self.readers.clear()
         with suppress(InvariantViolation):
             self.simulate()
         self.scheduler = self.scheduler.again()

@@ -52,11 +52,7 @@ class RestoredWorld(World):
         self.tampers = self.skips = False
         spawn = self.scheduler.spawn
 
-        def spawn_writers(work: Callable[[], None]) -> None:
-            if getattr(work, "__self__", None) not in self.readers and work != self.truncater:
-                spawn(self.stopping(work))
-
-        self.scheduler.spawn = spawn_writers  # type: ignore[method-assign]
+        self.scheduler.spawn = lambda work: spawn(self.stopping(work))  # type: ignore[method-assign]
         super()._spawn()
         self.scheduler.spawn(self.restorer)
 
@@ -167,7 +163,6 @@ class RestoredWorld(World):
     def ended(self) -> bool:
         """Whether everything ended without a word about a loss, of `status` either: it asks for the logs of
         shards that the last runs had nothing to do with."""
-        self.readers.clear()
         with suppress(InvariantViolation):
             self.simulate()
             return not self.told and not losses(MemoryControl(self.warehouse), SHARDS)

@@ -46,8 +46,8 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def test_the_worlds_are_worth_simulating() -> None:
-    """Races, faults, tampering, skips, readers and truncation all happen, and often."""
-    raced = tampered = skipped = read = truncated = steps = 0
+    """Races, faults, tampering and skips all happen, and often."""
+    raced = tampered = skipped = steps = 0
     for seed in range(600):
         world = World(seed)
         world.simulate()
@@ -56,9 +56,7 @@ def test_the_worlds_are_worth_simulating() -> None:
         raced += any(entry.event is Event.LOST for entry in journal.records(journal.version))
         tampered += bool(world.evidence.tampered)
         skipped += any(s.reason for s in world.warehouse.seals.records(world.warehouse.seals.version))
-        read += bool(world.readers and world.readers[0].delivered)
-        truncated += world.truncated_below > 1
-    assert min(raced, tampered, skipped, read, truncated) > 20, (raced, tampered, skipped, read, truncated)
+    assert min(raced, tampered, skipped) > 20, (raced, tampered, skipped)
     assert steps > 600 * 50
 
 

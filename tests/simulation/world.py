@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from tests.simulation.reader import Reader, truncate
 from tests.simulation.scheduler import Scheduler
 from tests.support.memory.control import MemoryControl, MemoryWarehouse
 from tests.support.memory.ledger import Chaos, Crash
@@ -69,6 +68,8 @@ class WitnessedSource(MemorySourceView):
 class World:
     """Everything that is durable, and the actors."""
 
+    new_files: type[Files] = dict
+
     def __init__(self, seed: int, *, fault_rate: float | None = None) -> None:
         self.seed = seed
         self.scheduler = Scheduler(seed, fault_rate=0.0)
@@ -76,11 +77,9 @@ class World:
         self.scheduler.fault_rate = rng.choice((0.0, 0.02, 0.06)) if fault_rate is None else fault_rate
         self.warehouse = MemoryWarehouse()
         self.source = MemorySource(records_max=rng.choice((1, 2, 100)))
-        self.files: Files = {}
+        self.files: Files = self.new_files()
         self.evidence = Evidence()
-        self.readers: list[Reader] = []
         self.tokens = 0
-        self.truncated_below = Txn(1)
         self.tampers = rng.random() < 0.15
         self.skips = rng.random() < 0.15
         self.scheduler.land_one = self.land_one
@@ -96,11 +95,6 @@ class World:
             spawn(lambda name=name: self.writer(Owner(name)))  # type: ignore[misc]
         if rng.random() < 0.4:
             spawn(self.sweeper)
-        if rng.random() < 0.4:
-            self.readers.append(Reader(self, rng.choice(SHARDS)))
-            spawn(self.readers[0].work)
-        if self.readers and rng.random() < 0.5:
-            spawn(self.truncater)
         if self.tampers:
             spawn(self.tamperer)
         if self.skips:
@@ -209,11 +203,6 @@ class World:
             with suppress(Crash):
                 sweep(self.pipeline(self.scheduler))
 
-    def truncater(self) -> None:
-        for _ in range(6):
-            with suppress(Crash, Determinate):
-                truncate(self)
-
     def tamperer(self) -> None:
         """Change one bound record in place, in a way that the source itself does not notice."""
         for _ in range(20):
@@ -262,5 +251,3 @@ class World:
             except DataDiffers as error:
                 self.evidence.differing.add((error.finding.txn, WriterToken(name)))
         sweep(last)
-        for reader in self.readers:
-            reader.catch_up()

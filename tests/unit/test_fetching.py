@@ -6,11 +6,14 @@ import threading
 
 import pytest
 
+from tests.support.memory.control import MemoryControl
+from tests.support.memory.ledger import Fault
+from tests.support.memory.world import A, Script, World, rec
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import Txn
 from tidemark.core.reading import ReadAccount
 from tidemark.core.seal import Part
-from tidemark.pipeline.listing import fetch_all
+from tidemark.pipeline.listing import fetch_all, readable_upper
 
 WAIT_SECONDS_MAX = 600
 
@@ -78,3 +81,15 @@ def test_r6_a_stop_hands_out_no_more_and_moves_nothing() -> None:
     stop.set()
     fetch_all(account, lambda txn, part: pytest.fail("it was told to stop"), workers=2, stop=stop)
     assert account.deliverable() is None
+
+
+@pytest.mark.parametrize("calls", [("log.head",), ("seals.head",), ("log.head", "seals.head")])
+def test_regression_a_reader_that_sees_an_old_version_first_does_not_take_it_for_a_loss(
+    calls: tuple[str, ...],
+) -> None:
+    world = World()
+    world.commit(rec("k", 1))
+    script = Script()
+    for call in calls:
+        script.fault(call, Fault.STALE)
+    assert readable_upper(MemoryControl(world.warehouse, script), A) == 2

@@ -133,9 +133,9 @@ def test_a_batch_ends_where_a_limit_is_met_and_never_inside_a_txn() -> None:
     assert cut([500, 5], upper=9, rows_max=10) == ([1], 2)
 
 
-def test_r3_a_batch_never_passes_the_end_of_one_that_may_have_been_done() -> None:
+def test_r3_a_batch_that_may_have_been_done_comes_again_as_it_was() -> None:
     assert cut([1, 1, 1, 1], upper=5, fence=3) == ([1, 2], 3)
-    assert cut([1, 1, 1, 1], upper=5, fence=3, txns_max=1) == ([1], 2)
+    assert cut([1, 1, 1, 1], upper=5, fence=3, txns_max=1) == ([1, 2], 3)
     assert cut([1, 1], upper=3, fence=7) == ([1, 2], 3)
 
 

@@ -285,7 +285,8 @@ def _has_all(found: Sequence[LogFile], seal: Seal, shard: ShardId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a batch. A single transaction is never split, however large."""
+    """The limits of a batch. A single transaction is never split, however large, and a batch that was handed
+    out and not confirmed comes again as it was."""
 
     txns_max: int = 1_000
     rows_max: int = 5_000_000
@@ -301,14 +302,16 @@ def cut_batch(
 ) -> tuple[tuple[ListedTxn, ...], Txn]:
     """The first transactions that fit into one batch, and the batch's upper: `upper` if all fit.
 
-    `fence` is the upper of a batch that was handed out before and may have been processed: no batch passes
-    it."""
-    end = min(upper, fence) if fence is not None else upper
+    `fence` is the upper of a batch that was handed out before and may have been processed: it is handed out
+    again as it was, whatever the limits are now."""
+    if fence is not None:
+        end = min(upper, fence)
+        return tuple(one for one in listed if one.txn < end), end
     chosen: list[ListedTxn] = []
     rows = size = 0
     uncut = Txn(0)
     for txns, one in enumerate(listed, start=1):
-        if one.txn >= end:
+        if one.txn >= upper:
             break
         rows += sum(part.rows for part in one.parts)
         size += sum(part.bytes for part in one.parts)
@@ -317,7 +320,7 @@ def cut_batch(
             return tuple(chosen), one.txn
         chosen.append(one)
         uncut = max(uncut, next_txn(one.last))
-    return tuple(chosen), end
+    return tuple(chosen), upper
 
 
 class Truncated(InvalidUsage):

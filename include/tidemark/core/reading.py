@@ -67,11 +67,13 @@ def effect_key(pipeline: str, consumer: str, shard: ShardId, *, epoch: int = 0) 
 
 
 def batch_fence(lease: Lease) -> Txn | None:
-    """The upper that the next batch must not pass: that of a batch that was handed out and may have been
-    processed.
+    """The upper that the next batch must have: that of a batch that was handed out and may have been
+    processed. None if there is no such batch.
 
     So an effect that is keyed by its batch's last transaction is done either for all of a repeated batch or
-    for none of it."""
+    for none of it, also by a process that has lost the lease and does not know it yet. A longer batch would
+    have the effect twice; so would a shorter one, whose effect does not keep a longer one from coming
+    later."""
     return lease.planned if lease.planned > lease.txn else None
 
 

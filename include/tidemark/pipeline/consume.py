@@ -12,8 +12,9 @@ One round of a reader, always under its lease:
 
 A part that is missing, truncated or damaged freezes the frontier at its `txn`: everything before it is
 delivered and nothing from it on, until it is repaired or a person skips it for this consumer with a reason
-(Invariant 11). The parts of a batch that is handed out again are read whole, because something went wrong
-with it before.
+(Invariant 11). A batch that was handed out and not confirmed is handed out again whole or not at all: if a
+part of it can't be read, the frontier stays before the batch. Its parts are read whole, because something
+went wrong with it before.
 
 A skip names the transactions by number, and covers exactly those that the consumer is frozen at: one
 transaction, or all that are lost with a file that was merged from several. The reason is in the journal of
@@ -315,8 +316,14 @@ class ShardReader:
     def _fetched(self, listed: Listed) -> Range | None:
         """The complete transactions of the next batch; None when the log has to be listed again."""
         chosen, upper = self._chosen(listed)
-        again = batch_fence(self._hold.lease) is not None
-        account = self._looked_at(chosen, start=self.frontier, end=upper, whole=again)
+        fence = batch_fence(self._hold.lease)
+        if fence is not None and upper < fence:
+            self._listed = None
+            if self._list().upper < fence:
+                why = f"the batch up to {fence - 1} was given before, and is not there any more"
+                raise self._freezer.frozen(upper, why)
+            return None
+        account = self._looked_at(chosen, start=self.frontier, end=upper, whole=fence is not None)
         if self._stop.is_set():
             return None
         if account.frozen is not None:
@@ -325,7 +332,7 @@ class ShardReader:
                 return None
         skipped = self._pass_over(account, chosen)
         ready = account.deliverable()
-        if ready is None:
+        if ready is None or (fence is not None and ready.upper < fence):
             raise self._frozen_at(account.frozen, chosen)
         parts = tuple(part for one in ready.txns if one.txn not in skipped for part in one.parts)
         given_up = {txn: reason for txn, reason in skipped.items() if txn < ready.upper}
@@ -421,7 +428,7 @@ def skip_for_consumer(
         raise InvalidUsage(
             f"shard {shard!r} has no consumer {consumer!r}", hint="see `tidemark consumers list`"
         )
-    if lease.txn != txn:
+    if not lease.txn <= txn < (batch_fence(lease) or next_txn(lease.txn)):
         raise InvalidUsage(
             f"consumer {consumer!r} is at transaction {lease.txn}, not {txn}",
             hint="only the transaction that it is frozen at can be skipped",

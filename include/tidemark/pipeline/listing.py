@@ -54,10 +54,18 @@ def readable(control: Control, shard: ShardId) -> Readable:
 
     A shard that the last transactions don't touch has them too, unless its log waits at a held one. A log
     that lacks what a checkpoint has seen in it has lost commits, and does not count as waiting."""
+    found = _readable(control, shard)
+    # The loaded versions may be old ones, so look twice; a loss stays.
+    return _readable(control, shard) if found.lost else found
+
+
+def _readable(control: Control, shard: ShardId) -> Readable:
     # In this order, so that the checkpoint is older than the log's head.
     done_upper = control.checkpoints.head().upper
     head = control.log(shard).head()
     log_upper, sealed_upper = head.upper, control.seals.head().upper
+    if sealed_upper < max(done_upper, log_upper):
+        sealed_upper = control.seals.head().upper  # An old version.
     if log_upper <= sealed_upper:
         require_known(control, f"the log of shard {shard}", txn=Txn(log_upper - 1), link=head.link)
     # The mark of the last touch saves reading the seals for a shard that is idle for long.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from tests.support.memory.ledger import Chaos, Crash, Fault, MemoryLedger, MemoryLedgerView
@@ -11,10 +11,11 @@ from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.generation import Candidate
 from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, Recovery, chapter_head
-from tidemark.core.ids import ShardId
+from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import LeaseRecord
 from tidemark.core.ledger import CommitOutcome, Head, JournalEntry, Put
 from tidemark.core.log import LogEntry, LogFile
+from tidemark.core.maintenance import Replacement
 from tidemark.core.publish import Cut, Published, StateCommit
 from tidemark.core.seal import Evidence, Seal
 from tidemark.core.shape import Shape, misfit
@@ -51,7 +52,7 @@ class MemoryWarehouse:
         self.journal: MemoryLedger[JournalEntry] = MemoryLedger()
         self.leases: MemoryLedger[LeaseRecord] = MemoryLedger()
         self.cuts: MemoryLedger[Cut] = MemoryLedger()
-        self.logs: dict[ShardId, MemoryLedger[LogEntry]] = {}
+        self.logs: dict[ShardId, MemoryLog] = {}
         self.shapes: dict[ShardId, Shape] = {}
         self.records: dict[ShardId, MemoryLedger[Published]] = {}
         self.states = MemoryStates()
@@ -69,8 +70,8 @@ class MemoryWarehouse:
     def recoveries(self) -> MemoryTruth[Recovery]:
         return MemoryTruth(self.history, "recoveries")
 
-    def log(self, shard: ShardId) -> MemoryLedger[LogEntry]:
-        return self.logs.setdefault(shard, MemoryLedger())
+    def log(self, shard: ShardId) -> MemoryLog:
+        return self.logs.setdefault(shard, MemoryLog())
 
     def publishes(self, shard: ShardId) -> MemoryLedger[Published]:
         return self.records.setdefault(shard, MemoryLedger())
@@ -108,12 +109,50 @@ class MemoryChapter(Chapter[R]):
             return super().commit(head, put)
 
 
+def active_files(changes: Iterable[LogEntry | Replacement]) -> list[LogFile]:
+    """The files that a log names after these changes. A merged file has its transactions in its name."""
+    files: dict[str, LogFile] = {}
+    for change in changes:
+        if isinstance(change, LogEntry):
+            files |= {part.path: LogFile(part, change.txn, change.txn) for part in change.parts}
+            continue
+        for old in change.removed:
+            del files[old.part.path]
+        for part in change.added:
+            first, last = part.path.split("/")[1].split("-")[1:]
+            files[part.path] = LogFile(part, Txn(int(first)), Txn(int(last)))
+    return list(files.values())
+
+
+class MemoryLog(MemoryLedger[LogEntry]):
+    """A log's truth: its entries, and replacements of their files by maintenance."""
+
+    def records(self, version: int) -> Sequence[LogEntry]:
+        """The entries, also those whose files were replaced or removed since."""
+        return [one for one in self.changes(version) if isinstance(one, LogEntry)]
+
+    def changes(self, version: int) -> Sequence[LogEntry | Replacement]:
+        return super().records(version)
+
+    def files(self, version: int) -> list[LogFile]:
+        return active_files(self.changes(version))
+
+
 class MemoryLogView(MemoryLedgerView[LogEntry]):
-    """One process's handle on a log, which nobody compacts."""
+    """One process's handle on a log."""
 
     def __init__(self, warehouse: MemoryWarehouse, chaos: Chaos | None, shard: ShardId) -> None:
         super().__init__(warehouse.log(shard), chaos, "log")
-        self._shapes, self._shard = warehouse.shapes, shard
+        self._log, self._shapes, self._shard = warehouse.log(shard), warehouse.shapes, shard
+
+    def _of(self, kinds: tuple[type, ...]) -> Iterator[LogEntry]:
+        """The entries whose files the log still names: there is no other record of them."""
+        self._require_same()
+        entries = self._log.records(self._version)
+        if len(entries) == len(self._log.changes(self._version)):
+            return iter(entries)
+        named = {file.part.path for file in self._log.files(self._version)}
+        return (one for one in entries if any(part.path in named for part in one.parts))
 
     def shape(self) -> Shape | None:
         return self._shapes.get(self._shard)
@@ -129,8 +168,8 @@ class MemoryLogView(MemoryLedgerView[LogEntry]):
             raise Crash
 
     def files(self) -> Sequence[LogFile]:
-        entries = self.read(0, self._truth.head(self._version).upper)
-        return [LogFile(part, entry.txn, entry.txn) for entry in entries for part in entry.parts]
+        self._require_same()
+        return self._log.files(self._version)
 
 
 class MemoryControl:

@@ -114,5 +114,6 @@ class MemoryPlane:
         self._files[lost.path] = self._files.pop(copy.path)
 
     def attempts(self) -> Sequence[tuple[Txn, WriterToken]]:
-        found = {(int(txn), token) for _, txn, token, _ in (path.split("/") for path in self._files)}
-        return sorted((Txn(txn), WriterToken(token)) for txn, token in found)
+        found = {tuple(path.split("/")[1:3]) for path in self._files}
+        # Merged files have a range in the place of the transaction.
+        return sorted((Txn(int(txn)), WriterToken(token)) for txn, token in found if txn.isdigit())

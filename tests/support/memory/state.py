@@ -48,14 +48,13 @@ class MemoryStatePlane:
         )
 
     def _rows(self, shard: ShardId, tail: Tail) -> list[Change]:
-        log = self._warehouse.log(shard)
-        return [
-            row
-            for entry in log.records(tail.log_version)
-            if tail.lower <= entry.txn < tail.upper
-            for part in entry.parts
-            for row in self._files[part.path]
-        ]
+        files = self._warehouse.log(shard).files(tail.log_version)
+        paths = [one.part.path for one in files if one.txn_last >= tail.lower and one.txn_first < tail.upper]
+        gone = [path for path in paths if path not in self._files]
+        if gone:
+            raise Determinate(f"{gone[0]} is not there", hint="retry, at a newer version of the log")
+        rows = (row for path in paths for row in self._files[path])
+        return [row for row in rows if tail.lower <= row.txn < tail.upper]
 
     def publish(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
