@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tidemark.core.errors import Determinate
 from tidemark.sources.postgres.change_files import ChangeFiles
 
 
@@ -59,7 +60,7 @@ def small_disk() -> Iterator[None]:
 
 def test_a_disk_that_is_full_leaves_no_captured_file_and_no_half_of_one(tmp_path: Path) -> None:
     files = ChangeFiles(str(tmp_path / "_captured"))
-    with pytest.raises(OSError, match="File too large"), small_disk():
+    with pytest.raises(Determinate, match="File too large"), small_disk():
         files.put("a", [os.urandom(5_000)], 0)
     assert list(files.folder.iterdir()) == []
     assert files.put("b", [b"one\n"], 0).name.startswith("b-")

@@ -25,7 +25,6 @@ snapshots those that will be.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -34,7 +33,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -44,6 +43,7 @@ import pyarrow as pa
 
 from tidemark.config.model import Transaction
 from tidemark.core.binding import Step
+from tidemark.core.errors import Determinate
 from tidemark.core.ids import Frontier
 from tidemark.ports.source import Unneeded
 from tidemark.sources.files.bound_files import PARTITION, BoundFile, Manifest, Sweep, TableRead
@@ -71,9 +71,9 @@ class ChangeFiles:
         content = hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()
         path = self.folder / f"{prefix}-{content[:12]}.json.zst"
         if path.exists():
-            # The process that linked it may have died before the name was durable.
-            self._make()
-            _sync(self.folder)
+            # The process that linked it may have died before the name was durable, or its sync has failed,
+            # and a sync of the same name again proves nothing.
+            self.replace(path, data)
         else:
             self.write(path, data)
         found = path.stat()
@@ -82,17 +82,18 @@ class ChangeFiles:
     def link(self, path: Path, prefix: str, seq: int, sweep: Sweep) -> BoundFile:
         """Give a Parquet file of a shard another name here, durable when this returns. It keeps its content
         when maintenance removes the first name. Raises `FileNotFoundError` if that has happened."""
-        self._make()
         content = footer_hash(str(path))
         mine = self.folder / f"{prefix}-{content[:12]}.parquet"
-        with suppress(FileExistsError):
+        with self._writing(), suppress(FileExistsError):
+            self._make()
             try:
                 os.link(path, mine)
             except OSError as error:
                 if error.errno not in _CANT_LINK:
                     raise
                 self._copy(path, mine)
-        _sync(self.folder)
+        with self._writing():
+            _sync(self.folder)
         found = mine.stat()
         return BoundFile(seq, mine.name, found.st_size, content, found.st_mtime_ns, sweep=sweep)
 
@@ -109,18 +110,33 @@ class ChangeFiles:
 
     def write(self, path: Path, data: bytes) -> None:
         """Write a file atomically if it is absent; durable when this returns."""
-        self._make()
-        aside = self._aside(data)
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
-        aside.unlink(missing_ok=True)
-        _sync(self.folder)
+        with self._writing():
+            self._make()
+            aside = self._aside(data)
+            with suppress(FileExistsError):
+                os.link(aside, path)
+            aside.unlink(missing_ok=True)
+            _sync(self.folder)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Write a file atomically over an existing one; durable when this returns."""
-        self._make()
-        self._aside(data).replace(path)
-        _sync(self.folder)
+        with self._writing():
+            self._make()
+            self._aside(data).replace(path)
+            _sync(self.folder)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Name the folder where it can't be written. That a file is not there is the caller's to tell."""
+        try:
+            yield
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except OSError as error:
+            raise Determinate(
+                f"no change is captured to {self.folder}: {error}",
+                hint="nothing was bound or acknowledged; check the free space and the permissions, retry",
+            ) from error
 
     def _aside(self, data: bytes) -> Path:
         path = self.folder / f".{secrets.token_hex(8)}.tmp"
