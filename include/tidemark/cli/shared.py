@@ -17,7 +17,7 @@ import typer
 from tidemark.core.errors import Determinate, Indeterminate, InvariantViolation, TidemarkError
 from tidemark.core.ids import ShardId
 from tidemark.core.seal import Lost, Sealed, SealOutcome, ShardParts
-from tidemark.core.text import moment, plain, span
+from tidemark.core.text import amount, moment, plain, span
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.run import Decided, no_callback
 
@@ -91,13 +91,9 @@ def _cell(column: str, cell: object) -> str:
 def rows_text(shards: Mapping[ShardId, ShardParts]) -> str:
     """The number of rows that a transaction added to each shard, and how many of them are deletes."""
     return ", ".join(
-        f"{shard} {added.digest.count:,}" + (f" ({_deletes(added.deletes)})" if added.deletes else "")
+        f"{shard} {added.digest.count:,}" + (f" ({amount(added.deletes, 'delete')})" if added.deletes else "")
         for shard, added in shards.items()
     )
-
-
-def _deletes(count: int) -> str:
-    return f"{count:,} deletes" if count != 1 else "1 delete"
 
 
 def say(text: str, *, style: str = "") -> None:
