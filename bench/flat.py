@@ -31,8 +31,7 @@ from tidemark.core.ids import Txn
 from tidemark.delta.head import open_head
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
-from tidemark.delta.table_stats import table_stats
-from tidemark.delta.vacuum import vacuum
+from tidemark.delta.vacuum import table_stats, vacuum
 from tidemark.pipeline.maintain import maintain_state, truncate
 
 DAY_MS = 86_400_000

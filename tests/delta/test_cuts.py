@@ -20,11 +20,11 @@ from tidemark.core.history import HistoryLost
 from tidemark.core.ids import Txn
 from tidemark.core.publish import VERSION_NONE
 from tidemark.delta.control import DeltaControl
-from tidemark.delta.damage import damaged_entries, set_aside, tables_below
+from tidemark.delta.head import damaged_entries, set_aside, tables_below
 from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 from tidemark.delta.state_status import same_rows_version
 from tidemark.delta.store import Store
-from tidemark.pipeline.cuts import advance_cut, cuts_of, renew_cut
+from tidemark.pipeline.checkpoint import advance_cut, cuts_of, renew_cut
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reading.md"
 PUBLISHES = 30

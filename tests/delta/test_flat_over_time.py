@@ -17,7 +17,7 @@ from tests.support.keyed_log import SHARD, Change, Key, KeyedLog
 from tests.support.state_table import Hand
 from tidemark.core.ids import ShardId
 from tidemark.core.publish import VERSION_NONE
-from tidemark.delta import checkpoint, head, state_maintenance, state_status, table_stats
+from tidemark.delta import checkpoint, head, state_maintenance, state_status, vacuum
 from tidemark.delta.head import TableHead, open_head, read_head, read_history
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_maintenance import TIDY_FILES, DeltaStateKeeper, MaintainedState, tidy
@@ -177,7 +177,7 @@ def test_only_files_that_are_worn_are_written_anew_and_their_history_stays(
     older, before = dict(hand.model), hand.table.head()
     whole, worn = sorted(before.files.values(), key=lambda file: file.hidden)
     keeper = DeltaStateKeeper("p", {ShardId("t"): MaintainedState(str(tmp_path))})
-    found = table_stats.table_stats(str(hand.root), now_ms=10 * DAY_MS, kept_ms=7 * DAY_MS)
+    found = vacuum.table_stats(str(hand.root), now_ms=10 * DAY_MS, kept_ms=7 * DAY_MS)
     assert found is not None
     assert (found.purge_due, found.worn, found.worn_bytes) == (True, 1, worn.bytes)
     keeper.purge(ShardId("t"))
@@ -189,15 +189,15 @@ def test_only_files_that_are_worn_are_written_anew_and_their_history_stays(
     assert dict(pl.read_delta(str(hand.root), version=before.version).iter_rows()) == older
     # The vectors that are kept of a file have their budget too: as many bytes as the file has.
     size = after[whole.path].bytes
-    kept = table_stats.retained_vector_bytes(read_history(hand.table.store), after_ms=0)
+    kept = vacuum.retained_vector_bytes(read_history(hand.table.store), after_ms=0)
     for key in range(1, 9):
         hand.publish({}, {key})
-    kept = table_stats.retained_vector_bytes(read_history(hand.table.store), after_ms=0)
+    kept = vacuum.retained_vector_bytes(read_history(hand.table.store), after_ms=0)
     assert kept[whole.path] > 8 * 30
     file = hand.table.head().files[whole.path]
-    assert not table_stats.is_due_for_rewrite(file, size)
-    assert table_stats.is_due_for_rewrite(file, size + 1)
-    assert table_stats.retained_vector_bytes(read_history(hand.table.store), after_ms=2**60)[whole.path] == (
+    assert not vacuum.is_due_for_rewrite(file, size)
+    assert vacuum.is_due_for_rewrite(file, size + 1)
+    assert vacuum.retained_vector_bytes(read_history(hand.table.store), after_ms=2**60)[whole.path] == (
         file.vector.size if file.vector else 0
     )
 

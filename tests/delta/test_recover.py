@@ -17,7 +17,7 @@ from tidemark.core.binding import Owner
 from tidemark.core.errors import InvariantViolation
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
-from tidemark.delta.damage import SET_ASIDE, damaged_entries, set_aside
+from tidemark.delta.head import SET_ASIDE, damaged_entries, set_aside
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.history import losses
 from tidemark.pipeline.recover import Recovered, plan, recover

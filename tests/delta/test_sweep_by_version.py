@@ -21,8 +21,7 @@ from tidemark.delta.log import DeltaLog
 from tidemark.delta.records import FILES_MAX, journal_codec
 from tidemark.delta.state import Change, NewFile
 from tidemark.delta.store import Store
-from tidemark.delta.table_stats import table_stats
-from tidemark.delta.vacuum import vacuum
+from tidemark.delta.vacuum import table_stats, vacuum
 
 HOUR_NS = 3_600_000_000_000
 DAY_MS = 86_400_000

@@ -10,7 +10,7 @@ import pytest
 from tests.postgres.worker import pipeline_at
 from tests.support.postgres_pipeline import PAIRS_SCHEMA, Kept, Rig, attempt
 from tidemark.core.errors import InvariantViolation
-from tidemark.delta.damage import damaged_entries, set_aside
+from tidemark.delta.head import damaged_entries, set_aside
 from tidemark.pipeline.recover import Recovered, recover
 from tidemark.sources.postgres.slot import SlotLost
 

@@ -19,7 +19,7 @@ from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Committed, Put
 from tidemark.core.publish import Published, StateCommit
 from tidemark.core.seal import Decision, Part, Seal, ShardParts, touch_mark
-from tidemark.pipeline.cuts import advance_cut, cuts_of
+from tidemark.pipeline.checkpoint import advance_cut, cuts_of
 
 SHARDS = tuple(map(ShardId, ("a", "b", "c")))
 PARTS = ShardParts((Part("x", 1, 1),), Digest.of([1]))

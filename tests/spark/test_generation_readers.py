@@ -18,7 +18,7 @@ from tidemark.app.generation import Generations
 from tidemark.app.publish import run_and_publish
 from tidemark.app.views import read_together
 from tidemark.core.ids import ShardId
-from tidemark.pipeline.cuts import cuts_of
+from tidemark.pipeline.checkpoint import cuts_of
 from tidemark.pipeline.publish import verify_state
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,7 @@ from tidemark.core.checksum import Digest
 from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Decision, Opinion, Seal
-from tidemark.pipeline.announce import Announcement
+from tidemark.pipeline.journal import Announcement
 from tidemark.pipeline.replay import PARTS_DIFFER
 from tidemark.pipeline.validate import Gated, Judged
 

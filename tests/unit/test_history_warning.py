@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tidemark.app.maintenance import DAY_MS, Terms, _history_warnings
 from tidemark.core.ids import ShardId, Txn
-from tidemark.delta.table_stats import HISTORY_BYTES_MIN, HISTORY_TIMES_MAX, TableStats
+from tidemark.delta.vacuum import HISTORY_BYTES_MIN, HISTORY_TIMES_MAX, TableStats
 
 FACTS = TableStats(
     files=1, bytes=HISTORY_BYTES_MIN, rows=1, hidden=0, small=0, small_bytes=0, worn=0, worn_bytes=0, old=0,

@@ -9,7 +9,7 @@ from tests.unit.test_scenarios_recover import VERSIONS, Warehouse
 from tidemark.core.history import HistoryLost
 from tidemark.core.ids import Txn
 from tidemark.core.replay import Verdict
-from tidemark.pipeline.cuts import advance_cut
+from tidemark.pipeline.checkpoint import advance_cut
 from tidemark.pipeline.recover import plan
 
 

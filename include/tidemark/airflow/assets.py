@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tidemark.app.deployment import Deployment
     from tidemark.app.job import Order
     from tidemark.app.reports import Report
-    from tidemark.pipeline.announce import Announcement
+    from tidemark.pipeline.journal import Announcement
 
 
 def shard_asset(pipeline: str, shard: str) -> Asset:
@@ -86,7 +86,7 @@ class Announcing(BaseOperator):
         announcements: Sequence[Announcement],
     ) -> None:
         """Emit an event with its report for each shard."""
-        from tidemark.pipeline.announce import note_announced
+        from tidemark.pipeline.journal import note_announced
 
         pipeline = deployment.config.name
         events = context["outlet_events"][self.aliases[pipeline]]

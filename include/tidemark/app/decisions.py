@@ -25,7 +25,7 @@ from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.ledger import Event
 from tidemark.core.log import Paused, UpperRelation
 from tidemark.core.replay import DataDiffers, ExpectationsFailed
-from tidemark.delta.damage import DamagedEntry, damaged_entries, set_aside
+from tidemark.delta.head import DamagedEntry, damaged_entries, set_aside
 from tidemark.pipeline import candidates, decide
 from tidemark.pipeline.context import Attempt, note
 from tidemark.pipeline.ingest import Progress, gather_open, no_progress, upper_relation

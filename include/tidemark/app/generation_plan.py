@@ -18,9 +18,9 @@ from tidemark.core.shape import misfit
 from tidemark.core.text import named, span
 from tidemark.pipeline.checkpoint import paused_shards
 from tidemark.pipeline.context import Pipeline
+from tidemark.pipeline.journal import times_of
 from tidemark.pipeline.leases import Leases
 from tidemark.pipeline.replay import replayable
-from tidemark.pipeline.timeline import times_of
 from tidemark.ports.control import Control
 
 TOO_SHORT: Final = "the input may expire before a candidate has read it: keep it longer at its source"

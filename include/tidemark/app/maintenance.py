@@ -21,10 +21,9 @@ from tidemark.core.lease import Floor, Lease, since_of
 from tidemark.core.maintenance import Leftover, choose_runs
 from tidemark.core.publish import BeingPublished
 from tidemark.delta.log import DeltaLog
-from tidemark.delta.table_stats import TableStats, table_stats
+from tidemark.delta.vacuum import TableStats, table_stats
 from tidemark.pipeline import replay
-from tidemark.pipeline.checkpoint import stalls
-from tidemark.pipeline.cuts import renew_cut
+from tidemark.pipeline.checkpoint import renew_cut, stalls
 from tidemark.pipeline.leases import Leases, expire_stale
 from tidemark.pipeline.maintain import (
     Reclaim,

@@ -25,8 +25,8 @@ from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.publish import Published, UpToDate
 from tidemark.core.seal import Lost, Sealed, SealOutcome
+from tidemark.pipeline.checkpoint import advance_cut
 from tidemark.pipeline.context import Attempt, unfinished
-from tidemark.pipeline.cuts import advance_cut
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.publish import NotDue, is_due, publish
 from tidemark.pipeline.run import Decided, RunReport, no_callback, run

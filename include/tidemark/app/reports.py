@@ -35,13 +35,12 @@ from tidemark.core.text import (
     short,
     waiting_text,
 )
-from tidemark.pipeline.announce import Announcement, announcement_of
 from tidemark.pipeline.context import Attempt, Pipeline, attempts_at, attempts_of, binding_at
 from tidemark.pipeline.ingest import found_by
+from tidemark.pipeline.journal import Announcement, announcement_of, refused_since, times_of, written_at
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.reclock import owned_txns
 from tidemark.pipeline.replay import PARTS_DIFFER, bound_range
-from tidemark.pipeline.timeline import refused_since, times_of, written_at
 from tidemark.pipeline.validate import Judged, judged_in
 
 Report = dict[str, Any]

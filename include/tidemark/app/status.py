@@ -49,10 +49,10 @@ from tidemark.core.text import quarantined_in
 from tidemark.pipeline.checkpoint import holding_back, paused_shards, stalls
 from tidemark.pipeline.context import Attempt, Pipeline, binding_at, last_binding, note, unfinished
 from tidemark.pipeline.history import LOGS_LOOKED_AT, losses, require_home
+from tidemark.pipeline.journal import last_run, last_verdict, refused_since, times_of, written_at
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.replay import ASKED_AT_ONCE_MAX, replayable
 from tidemark.pipeline.schema_change import Fit, fit_of
-from tidemark.pipeline.timeline import last_run, last_verdict, refused_since, times_of, written_at
 from tidemark.ports.source import ReportsPosition, ReportsWaiting
 
 SHARDS_LISTED_MAX: Final = 50

@@ -36,10 +36,10 @@ from tidemark.core.ids import QUARANTINE, ShardId, Txn
 from tidemark.core.ledger import Event
 from tidemark.core.replay import Difference, Finding, Verdict
 from tidemark.core.seal import Seal
-from tidemark.pipeline.announce import Announcement, announcements, note_overruled
 from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, note, seal_at, sealed_binding
 from tidemark.pipeline.ingest import Progress, found_by, gather, no_progress
+from tidemark.pipeline.journal import Announcement, announcements, note_overruled
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.reclock import known_plan, mint, only_proves, owned_txns
 from tidemark.pipeline.repair import repair

@@ -38,8 +38,8 @@ from tidemark.core.status import (
     limits_in,
 )
 from tidemark.core.text import amount, moment, numbers, seconds_in, span
-from tidemark.pipeline.cuts import cuts_of
-from tidemark.pipeline.timeline import happenings
+from tidemark.pipeline.checkpoint import cuts_of
+from tidemark.pipeline.journal import happenings
 
 EXIT_ALARM_TEXT: Final = "4 an alarm of --fail-if is on."
 

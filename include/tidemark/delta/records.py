@@ -8,7 +8,7 @@ A commit writes one small immutable file; compaction replaces neighbouring files
 the table versions that its rows came from, the chain's link before its first row and at its last row, a
 digest of its contents, and a checksum of the name and of the statistics that readers skip files by. So the
 file list alone shows that no file is missing and no statistic was changed. Contents are checked whenever a
-file is opened, links whenever a row is read (`delta.contents`).
+file is opened, links whenever a row is read (`delta.ledger`).
 
 arro3 writes and reads the files, because it loads in a few milliseconds. Loading pyarrow takes longer than a
 whole run with nothing to do.

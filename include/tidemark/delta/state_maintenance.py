@@ -49,8 +49,14 @@ from tidemark.delta.protocol import VECTORS, check_features, is_on
 from tidemark.delta.state import EXPIRED, Change, NewFile, StateTable
 from tidemark.delta.state_status import app_id, read_state_status, same_rows_version
 from tidemark.delta.store import housekeeping
-from tidemark.delta.table_stats import SMALL_BYTES, hidden_share, is_due_for_rewrite, retained_vector_bytes
-from tidemark.delta.vacuum import retention_properties, vacuum
+from tidemark.delta.vacuum import (
+    SMALL_BYTES,
+    hidden_share,
+    is_due_for_rewrite,
+    retained_vector_bytes,
+    retention_properties,
+    vacuum,
+)
 from tidemark.ports.planes import Freed
 
 FILE_BYTES: Final = 2 * SMALL_BYTES
