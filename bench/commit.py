@@ -211,8 +211,8 @@ def without_digests() -> Iterator[None]:
         return [F.expr(f"count({value}) AS {prefix}{digest.COUNT}"), *rest]
 
     with (
-        mock.patch("tidemark.spark.fold_shard.partials", counts),
-        mock.patch("tidemark.spark.fold_shard.row_hash_sql", return_value="1L"),
+        mock.patch("tidemark.spark.fold.partials", counts),
+        mock.patch("tidemark.spark.fold.row_hash_sql", return_value="1L"),
         mock.patch("tidemark.spark.read.row_hash_sql", return_value="1L"),
     ):
         yield

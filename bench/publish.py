@@ -35,8 +35,9 @@ from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
 from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.ports.planes import Tail
+from tidemark.spark.columns import UPSERT, log_hashed, log_schema
 from tidemark.spark.digest import key_hash_sql, row_hash_sql
-from tidemark.spark.fold import UPSERT, FoldRule, log_hashed, log_schema
+from tidemark.spark.fold import FoldRule
 from tidemark.spark.publish import digest_of_rows
 from tidemark.spark.session import build_session
 from tidemark.spark.state import SparkStatePlane

@@ -14,9 +14,9 @@ from tidemark.core.ids import Txn
 from tidemark.core.replay import InputGone
 from tidemark.sources.files.bound_files import BoundFile, Manifest
 from tidemark.sources.kafka.manifest import Range
+from tidemark.spark.columns import literal
 from tidemark.spark.failures import translated
 from tidemark.spark.inputs import FilesInput, Input, TopicsInput
-from tidemark.spark.sql import literal
 
 PASSING = ["Too many open files", "Permission denied", "No space left on device"]
 

@@ -27,8 +27,8 @@ from tidemark.delta.state_maintenance import DeltaStateKeeper, MaintainedState
 from tidemark.delta.state_status import same_rows_version
 from tidemark.delta.vacuum import vacuum
 from tidemark.pipeline import publish as step
+from tidemark.spark.columns import log_hashed
 from tidemark.spark.digest import key_hash_sql, row_hash_sql
-from tidemark.spark.fold import log_hashed
 from tidemark.spark.session import confs_set
 from tidemark.spark.views import read_state
 

@@ -23,8 +23,9 @@ from tidemark.delta.control import DeltaControl
 from tidemark.delta.log import parts_folder
 from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.pipeline import publish as step
+from tidemark.spark.columns import log_hashed
 from tidemark.spark.digest import key_hash_sql, row_hash_sql
-from tidemark.spark.fold import FoldRule, log_hashed
+from tidemark.spark.fold import FoldRule
 from tidemark.spark.parts import stats_of
 from tidemark.spark.state import SparkStatePlane
 from tidemark.spark.state_table import StateSpec, StateSpecs

@@ -119,7 +119,7 @@ def wrap_control(steps: Steps) -> None:
 def wrap_planes(steps: Steps) -> None:
     """Every shard's parts, the whole staging, the gate, tombstones, state commits, discards."""
     from tidemark.spark import state
-    from tidemark.spark.fold_shard import Sink
+    from tidemark.spark.fold import Sink
     from tidemark.spark.parts import PartStore
     from tidemark.spark.plane import SparkPlane
 

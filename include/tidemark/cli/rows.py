@@ -298,7 +298,7 @@ def _exact(schema: StructType) -> str:
     """The columns as SQL, with decimals as text: JSON readers take numbers as doubles and lose digits."""
     from pyspark.sql.types import DecimalType
 
-    from tidemark.spark.sql import quoted
+    from tidemark.spark.columns import quoted
 
     return ", ".join(
         f"cast({name} as string) AS {name}" if isinstance(field.dataType, DecimalType) else name

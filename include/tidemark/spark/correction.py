@@ -34,10 +34,7 @@ from tidemark.core.ids import QUARANTINE, ShardId
 from tidemark.core.replay import Difference
 from tidemark.core.seal import ShardParts
 from tidemark.delta.state_files import DIGEST
-from tidemark.spark.decode import KEY, SHARD
-from tidemark.spark.digest import digest_of, partials, row_hash, row_hash_sql
-from tidemark.spark.failures import shard_job_errors
-from tidemark.spark.fold import (
+from tidemark.spark.columns import (
     DELETE,
     LOG_COLUMNS,
     OP,
@@ -45,12 +42,15 @@ from tidemark.spark.fold import (
     TXN,
     UPSERT,
     log_hashed,
+    quoted,
     sequence_number_sql,
 )
-from tidemark.spark.fold_shard import QUARANTINE_COLUMNS, WRITE_CONFS, Sink
+from tidemark.spark.decode import KEY, SHARD
+from tidemark.spark.digest import digest_of, partials, row_hash, row_hash_sql
+from tidemark.spark.failures import shard_job_errors
+from tidemark.spark.fold import QUARANTINE_COLUMNS, WRITE_CONFS, Sink
 from tidemark.spark.sample import Sampler
 from tidemark.spark.session import confs_set, counted, persisted
-from tidemark.spark.sql import quoted
 from tidemark.spark.state_table import StateSpec
 from tidemark.spark.tables import no_rows
 from tidemark.spark.tail import comparable, equal_values

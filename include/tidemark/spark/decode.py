@@ -19,7 +19,7 @@ A record goes to the only shard, to the shard of its table, or to the shard of a
 values are compared as text, so a route to 1 matches "1" too. Records of tables that the pipeline excludes
 carry no change; records that match no shard are bad.
 
-All expressions here are SQL text (see `sql`) over the columns that `documents` describes.
+All expressions here are SQL text (see `columns`) over the columns that `documents` describes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from tidemark.config.shard import glob_of
 from tidemark.core.ids import Txn
 from tidemark.core.text import sequence_text
 from tidemark.spark import documents as doc
-from tidemark.spark.documents import repeated_name, unclosed
-from tidemark.spark.fold import (
+from tidemark.spark.columns import (
     DELETE,
     OFFSET,
     OP,
@@ -50,12 +49,18 @@ from tidemark.spark.fold import (
     PARTITION,
     POSITION,
     UPSERT,
+    case,
+    coalesced,
+    key_text,
     lateness_number,
+    literal,
     log_hashed,
+    quoted,
     sequence_number_sql,
+    texts,
 )
+from tidemark.spark.documents import repeated_name, unclosed
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW, raw_text
-from tidemark.spark.sql import case, coalesced, key_text, literal, quoted, texts
 from tidemark.spark.values import CORRUPT, toast_reason
 
 KEY: Final = "_key"

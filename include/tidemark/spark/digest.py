@@ -51,7 +51,7 @@ from pyspark.sql.types import (
 
 from tidemark.core.checksum import ENCODING, Digest
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.spark.sql import quoted
+from tidemark.spark.columns import quoted
 
 _ATOMS: Final = (
     BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType,

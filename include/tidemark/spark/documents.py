@@ -50,9 +50,8 @@ from pyspark.sql.types import (
 from tidemark.config import CsvOptions, ShardConfig
 from tidemark.config.schema import Schema
 from tidemark.delta.schema import declared_json
-from tidemark.spark.fold import POSITION
+from tidemark.spark.columns import POSITION, case, literal, quoted, texts
 from tidemark.spark.read import DATA, HASH, KEY_DOCUMENT, NO_KEY, NO_VALUE, RAW, RECORD, header_text
-from tidemark.spark.sql import case, literal, quoted, texts
 from tidemark.spark.values import CORRUPT, TYPES, TYPES_TYPE, ValueEncoding, ddl_of, partial, reader_options
 
 _WITH_COLONS: Final = (MapType, StructType, TimestampNTZType, TimestampType)

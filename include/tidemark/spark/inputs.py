@@ -33,8 +33,8 @@ from tidemark.sources.files.listing import Objects
 from tidemark.sources.kafka.connection import java_settings, settings_of
 from tidemark.sources.kafka.manifest import KafkaManifest, Range
 from tidemark.spark import documents as doc
+from tidemark.spark.columns import ORDINAL
 from tidemark.spark.decode import shards_of
-from tidemark.spark.fold import ORDINAL
 from tidemark.spark.read import (
     RECORD,
     RecordEncoding,

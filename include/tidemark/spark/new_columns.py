@@ -28,10 +28,9 @@ from tidemark.config.storage import opened
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.spark import documents as doc
-from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
+from tidemark.spark.columns import OFFSET, ORDINAL, PARTITION, literal, texts
 from tidemark.spark.inputs import FilesInput, Input, TopicsInput
 from tidemark.spark.read import RAW, RECORD, WIRE_BYTES
-from tidemark.spark.sql import literal, texts
 
 COLUMNS_MAX: Final = 10_000
 _NAME: Final = "_name"

@@ -33,11 +33,11 @@ from tidemark.core.replay import Difference
 from tidemark.core.seal import Part, Staged
 from tidemark.core.shape import NewColumns
 from tidemark.spark import documents as doc
+from tidemark.spark.columns import literal, log_schema
 from tidemark.spark.correction import SIDES, Comparison, Dead, compare, correct, correct_quarantine
 from tidemark.spark.decode import SHARD, Rules, hashed_columns, route, shards_of
 from tidemark.spark.failures import JOB_ERRORS, translated
-from tidemark.spark.fold import log_schema
-from tidemark.spark.fold_shard import (
+from tidemark.spark.fold import (
     WRITE_CONFS,
     Sink,
     Totals,
@@ -52,7 +52,6 @@ from tidemark.spark.parts import PartStore
 from tidemark.spark.read import READ_CONFS
 from tidemark.spark.sample import Sampler
 from tidemark.spark.session import Sessions, cores_of, in_parallel, persisted
-from tidemark.spark.sql import literal
 from tidemark.spark.state_table import StateSpec, spec_of
 from tidemark.spark.tables import LogRows
 

@@ -46,8 +46,8 @@ from tidemark.delta.state_files import DIGEST, KEY, RowKeys, Unsuited
 from tidemark.delta.store import Store
 from tidemark.delta.tail import TXN, FoldedTail, read_tail
 from tidemark.ports.planes import Tail
+from tidemark.spark.columns import OP, UPSERT
 from tidemark.spark.digest import digest_of, partials
-from tidemark.spark.fold import OP, UPSERT
 from tidemark.spark.session import counted, persisted
 from tidemark.spark.state_table import NextVersion, StateSpec
 from tidemark.spark.tables import at_version, log_files, parquet_rows, within_key_bounds

@@ -69,9 +69,18 @@ from tidemark.sources.files.bound_files import PARTITION as FILES
 from tidemark.sources.files.bound_files import BoundFile
 from tidemark.sources.files.content import BLOCK_BYTES, LINE_BITS
 from tidemark.sources.kafka.manifest import Range
+from tidemark.spark.columns import (
+    JSON_OPTIONS,
+    OFFSET,
+    ORDINAL,
+    PARTITION,
+    bytes_text,
+    case,
+    literal,
+    opaque,
+    quoted,
+)
 from tidemark.spark.digest import row_hash_sql
-from tidemark.spark.fold import OFFSET, ORDINAL, PARTITION
-from tidemark.spark.sql import JSON_OPTIONS, bytes_text, case, literal, opaque, quoted
 
 _PART_BYTES: Final = 128 * 1024**2
 _TASKS_PER_CORE: Final = 3

@@ -20,9 +20,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from tidemark.config.shard import ShardConfig
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import Difference
+from tidemark.spark.columns import literal, quoted
 from tidemark.spark.decode import hashed_columns
 from tidemark.spark.digest import row_hash_sql
-from tidemark.spark.sql import literal, quoted
 
 MASK: Final = "***"
 DIGEST_CHARACTERS: Final = 8

@@ -42,12 +42,12 @@ from tidemark.delta.state_maintenance import tidy
 from tidemark.delta.state_status import app_id, read_state_status
 from tidemark.delta.store import housekeeping
 from tidemark.ports.planes import Tail
+from tidemark.spark.columns import quoted
 from tidemark.spark.failures import shard_job_errors
-from tidemark.spark.fold_shard import WRITE_CONFS
+from tidemark.spark.fold import WRITE_CONFS
 from tidemark.spark.publish import ShardIndex, changes_in_state, digest_of_rows
 from tidemark.spark.read import parts_for
 from tidemark.spark.session import INTERPRETED, confs_set, cores_of, persisted
-from tidemark.spark.sql import quoted
 from tidemark.spark.state_table import (
     NextVersion,
     StateSpec,

@@ -35,11 +35,10 @@ from tidemark.delta.state import Change, NewFile, StateTable
 from tidemark.delta.state_files import DIGEST, KEY, described, write_rows
 from tidemark.delta.store import Store
 from tidemark.delta.vacuum import retention_properties
+from tidemark.spark.columns import OP, UPSERT, log_hashed, quoted
 from tidemark.spark.digest import key_hash_sql, row_hash_sql
 from tidemark.spark.documents import declared_schema
-from tidemark.spark.fold import OP, UPSERT, FoldRule, log_hashed
-from tidemark.spark.fold_shard import WRITE_OPTIONS
-from tidemark.spark.sql import quoted
+from tidemark.spark.fold import WRITE_OPTIONS, FoldRule
 
 
 @dataclass(frozen=True, slots=True)

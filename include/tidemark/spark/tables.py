@@ -43,14 +43,13 @@ from tidemark.core.seal import Part
 from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.delta.state_status import same_rows_version
 from tidemark.spark import documents as doc
+from tidemark.spark.columns import OFFSET, POSITION, TXN, literal, log_schema, opaque, quoted
 from tidemark.spark.decode import SHARD, hashed_columns, shards_of
 from tidemark.spark.digest import digest_of, partials, row_hash_sql
 from tidemark.spark.failures import JOB_ERRORS, cause_in
-from tidemark.spark.fold import OFFSET, POSITION, TXN, log_schema
-from tidemark.spark.fold_shard import QUARANTINE_COLUMNS, WRITE_OPTIONS
+from tidemark.spark.fold import QUARANTINE_COLUMNS, WRITE_OPTIONS
 from tidemark.spark.parts import PartStore
 from tidemark.spark.session import ROWS_FEW, Sessions, in_parallel
-from tidemark.spark.sql import literal, opaque, quoted
 from tidemark.spark.state_table import StateSpec
 
 _UNPLACED: Final = f"null_count.{OFFSET}"

@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 )
 
 from tidemark.core.ids import TXN_NONE
-from tidemark.spark.fold import OFFSET, OP, SINCE, TXN, UPSERT, fold, with_since
-from tidemark.spark.sql import quoted
+from tidemark.spark.columns import OFFSET, OP, SINCE, TXN, UPSERT, quoted
+from tidemark.spark.fold import fold, with_since
 from tidemark.spark.state_table import StateSpec
 from tidemark.spark.tables import log_rows, may_correct
 

@@ -28,8 +28,7 @@ from tidemark.core.publish import VERSION_NONE, Published
 from tidemark.delta.head import TableHead
 from tidemark.delta.state import NewFile
 from tidemark.delta.state_status import same_rows_version
-from tidemark.spark.fold import DELETE, OP, SINCE, TXN
-from tidemark.spark.sql import quoted
+from tidemark.spark.columns import DELETE, OP, SINCE, TXN, quoted
 from tidemark.spark.state_table import NextVersion, StateSpec, description, retention_of
 from tidemark.spark.tables import table_rows
 

@@ -54,8 +54,8 @@ from pyspark.sql.types import (
 
 from tidemark.config import PipelineConfig
 from tidemark.config.source import Debezium
+from tidemark.spark.columns import case, literal, quoted
 from tidemark.spark.read import RECORD
-from tidemark.spark.sql import case, literal, quoted
 
 _DIGITS_MAX: Final = 38
 _ROOM_DIGITS: Final = 18

@@ -36,8 +36,7 @@ from tidemark.core.log import Condition
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
 from tidemark.delta.state_status import lost_files
-from tidemark.spark.decode import KEY, REASON, SHARD
-from tidemark.spark.fold import (
+from tidemark.spark.columns import (
     DELETE,
     LOG_COLUMNS,
     OFFSET,
@@ -48,11 +47,14 @@ from tidemark.spark.fold import (
     SINCE,
     TXN,
     UPSERT,
+    key_text,
+    literal,
     log_schema,
+    quoted,
 )
+from tidemark.spark.decode import KEY, REASON, SHARD
 from tidemark.spark.read import RAW
 from tidemark.spark.session import ROWS_FEW, confs_set
-from tidemark.spark.sql import key_text, literal, quoted
 from tidemark.spark.state_table import StateSpec
 from tidemark.spark.tables import (
     at_version,

@@ -1,4 +1,4 @@
-"""Safe construction of SQL text: quoted names, literals and common expressions.
+"""The columns of a log, and SQL text over columns: quoted names, literals and common expressions.
 
 Expressions over many columns are written as text, which Spark parses once. Building them column by column
 in Python took more than five thousand calls into the JVM per transaction, half the time of a small one.
@@ -8,6 +8,65 @@ Values from a pipeline file enter SQL only through these functions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+TXN: Final = "_txn"
+OP: Final = "_op"
+PARTITION: Final = "_partition"
+OFFSET: Final = "_offset"
+ORDINAL: Final = "_ordinal"
+SINCE: Final = "_tidemark_since"
+
+UPSERT: Final = "U"
+DELETE: Final = "D"
+
+POSITION: Final = (PARTITION, OFFSET, ORDINAL)
+"""A record's position, in the order in which positions are compared."""
+
+LOG_COLUMNS: Final = (
+    StructField(TXN, LongType()),
+    StructField(OP, StringType()),
+    StructField(PARTITION, StringType()),
+    StructField(OFFSET, LongType()),
+    StructField(ORDINAL, LongType()),
+)
+"""The columns of a log after the declared ones."""
+
+
+def log_schema(declared: StructType) -> StructType:
+    """The columns of a shard's log. All are nullable: a delete has only its key and sequence."""
+    fields = [StructField(field.name, field.dataType) for field in declared.fields]
+    return StructType([*fields, *LOG_COLUMNS])
+
+
+def log_hashed(declared: StructType) -> StructType:
+    """The columns that the hash of a log's row covers: the declared ones and the operation."""
+    return StructType(list(declared.fields)).add(OP, StringType())
+
+
+def sequence_number_sql(value: str, kind: DataType) -> str:
+    """SQL for a sequence as a number, for watermark and lateness: the value itself, microseconds or days."""
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        return f"unix_micros(cast({value} as timestamp))"
+    if isinstance(kind, DateType):
+        return f"cast(unix_date({value}) as bigint)"
+    return f"cast({value} as bigint)"
+
+
+def lateness_number(lateness: int, kind: DataType) -> int:
+    """A declared lateness (own unit, seconds or days) in the unit of `sequence_number_sql`."""
+    return lateness * 1_000_000 if isinstance(kind, TimestampType | TimestampNTZType) else lateness
 
 
 def quoted(name: str) -> str:
