@@ -43,8 +43,8 @@ from tidemark.app.views import View, read
 from tidemark.core.ids import ShardId
 from tidemark.pipeline.publish import publish, verify_state
 from tidemark.runtime import jars as ivy
-from tidemark.runtime.home import home
 from tidemark.runtime.jars import fetch, jar_paths, read_lock
+from tidemark.runtime.machine import home
 from tidemark.spark.session import build_session
 
 LOCK = Path(__file__).with_name("jars.lock")

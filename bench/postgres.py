@@ -37,8 +37,8 @@ from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import run
 from tidemark.runtime import jars as ivy
-from tidemark.runtime.home import home
 from tidemark.runtime.jars import fetch, jar_paths, read_lock
+from tidemark.runtime.machine import home
 from tidemark.spark.session import build_session
 
 ROWS_PER_COMMIT = 1_000

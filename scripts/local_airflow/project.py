@@ -25,7 +25,7 @@ SPARK_PORT_DEFAULT = 15_002
 def project_airflow(**more: Any) -> EmbeddedAirflow:
     """The Airflow of this project's folder, with its DAGs and settings. If it is running, its recorded ports
     and starter win."""
-    from tidemark.runtime.home import home
+    from tidemark.runtime.machine import home
 
     project = Path(__file__).resolve().parents[2]
     given = {

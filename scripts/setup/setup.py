@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "scripts" / "setup"
 STATE = ROOT / ".tidemark"
-# Where the package looks for what is fetched for it (`tidemark.runtime.home`).
+# Where the package looks for what is fetched for it (`tidemark.runtime.machine`).
 HOME = ROOT / (os.environ.get("TIDEMARK_HOME") or STATE)
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
@@ -170,7 +170,7 @@ def compile_package() -> None:
 
 def ensure_java(uv: str) -> None:
     """Fetch a Java runtime where this machine has none that Spark runs on."""
-    ask = [str(PYTHON), "-m", "tidemark.runtime.java"]
+    ask = [str(PYTHON), "-m", "tidemark.runtime.machine"]
     if subprocess.run(ask, cwd=ROOT, env=environment(), capture_output=True, check=False).returncode == 0:
         return
     say("no Java that Spark runs on was found; fetching one")

@@ -52,7 +52,7 @@ def test_a_standalone_cluster_gets_no_driver_in_python(
 
     monkeypatch.setattr(BaseHook, "get_connection", classmethod(lambda cls, name: found))
     monkeypatch.setattr("tidemark.runtime.jars.jar_paths", lambda: [Path("delta.jar")])
-    monkeypatch.setattr("tidemark.runtime.java.use_java", lambda: None)
+    monkeypatch.setattr("tidemark.runtime.machine.use_java", lambda: None)
     monkeypatch.setattr(SparkSubmitOperator, "execute", send)
     step = IngestOperator(task_id="ingest", pipeline_file="shop.yaml")
     if deploy_mode == "cluster":

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 from tests.airflow.conftest import PIPELINE, PROJECT
 from tests.airflow.test_dags import BAG, HEAVY
 from tests.support.waiting import SECONDS_MAX
-from tidemark.runtime.home import archive_file, jars_folder
+from tidemark.runtime.machine import archive_file, jars_folder
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.runtime.home import java_folder
-from tidemark.runtime.java import find_java, use_java
+from tidemark.runtime.machine import find_java, java_folder, use_java
 
 SETUP = Path(__file__).resolve().parents[2] / "scripts" / "setup" / "setup.py"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidemark.config import PipelineConfig
-from tidemark.config.discovered_tables import new_columns, with_new_columns
+from tidemark.config.load import new_columns, with_new_columns
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from scripts.local_airflow.processes import free_port
 from tests.support.kafka import Broker, class_path
 from tidemark.runtime import jars
-from tidemark.runtime.home import home
 from tidemark.runtime.jars import fetch, read_lock
-from tidemark.runtime.java import use_java
+from tidemark.runtime.machine import home, use_java
 
 LOCK = Path(__file__).with_name("connect.lock")
 STOP_SECONDS_MAX = 60

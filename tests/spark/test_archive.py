@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidemark.runtime.java import find_java
+from tidemark.runtime.machine import find_java
 from tidemark.spark import session
 from tidemark.spark.session import archive_options, session_confs
 

@@ -38,7 +38,7 @@ from tidemark.app.tasks import open_pipeline
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.ledger import JournalEntry
 from tidemark.core.seal import Seal
-from tidemark.runtime.home import jars_folder
+from tidemark.runtime.machine import jars_folder
 from tidemark.spark.session import SHORT_JOBS
 
 SHARD = ShardId("orders")

@@ -143,7 +143,7 @@ def _start(folder: Path, name: str, *words: str) -> tuple[subprocess.Popen[bytes
     """One of the cluster's own processes, and its log."""
     import pyspark
 
-    from tidemark.runtime.java import use_java
+    from tidemark.runtime.machine import use_java
 
     home = Path(pyspark.__file__).parent
     environment = {

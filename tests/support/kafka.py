@@ -33,9 +33,8 @@ from scripts.local_airflow.processes import free_port
 from tests.support import ROOT
 from tests.support.certificates import Authority
 from tidemark.runtime import jars as ivy
-from tidemark.runtime.home import home
 from tidemark.runtime.jars import fetch, read_lock
-from tidemark.runtime.java import use_java
+from tidemark.runtime.machine import home, use_java
 
 LOCK = Path(__file__).with_suffix(".lock")
 USER, PASSWORD = "reader", "s3cret-of-the-broker"

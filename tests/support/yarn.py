@@ -20,9 +20,8 @@ import pytest
 from tests.support import ROOT
 from tests.support.waiting import wait_until
 from tidemark.runtime import jars as ivy
-from tidemark.runtime.home import home
 from tidemark.runtime.jars import fetch, read_lock
-from tidemark.runtime.java import use_java
+from tidemark.runtime.machine import home, use_java
 
 LOCK = Path(__file__).with_suffix(".lock")
 SOURCE = Path(__file__).with_name("YarnCluster.java")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import tidemark.runtime.home
-from tidemark.runtime.home import home
+import tidemark.runtime.machine
+from tidemark.runtime.machine import home
 
 
 @pytest.fixture(autouse=True)
 def _installed_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "site-packages" / "tidemark" / "runtime" / "home.py"
-    monkeypatch.setattr(tidemark.runtime.home, "__file__", str(module))
+    monkeypatch.setattr(tidemark.runtime.machine, "__file__", str(module))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.delenv("TIDEMARK_HOME", raising=False)
 

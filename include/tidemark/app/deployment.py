@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tidemark.config import PipelineConfig
-from tidemark.config.discovered_tables import (
+from tidemark.config.load import (
     Columns,
     new_columns,
     uses_source_schemas,
     with_discovered_shards,
     with_new_columns,
 )
-from tidemark.config.discovered_tables import recorded_shapes as recorded_tables
+from tidemark.config.load import recorded_shapes as recorded_tables
 from tidemark.core.binding import Binding, Configuration, Owner
 from tidemark.core.checksum import Digests
 from tidemark.core.errors import InvariantViolation, MissingExtra
@@ -42,7 +42,7 @@ from tidemark.pipeline.validate import Pair
 from tidemark.ports.control import Control
 from tidemark.ports.planes import Merger, StateKeeper
 from tidemark.ports.source import ShardKeysPort, Source
-from tidemark.runtime.home import home
+from tidemark.runtime.machine import home
 from tidemark.sources.files.source import FileSource
 
 if TYPE_CHECKING:

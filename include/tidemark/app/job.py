@@ -227,7 +227,7 @@ def submission(step: str, *, master: str, deploy_mode: str | None = None) -> Sub
     """The submission of a step with this interpreter, its `spark-submit` and the local Delta jars."""
     require_python_driver(master=master, deploy_mode=deploy_mode)
     from tidemark.runtime.jars import jar_paths
-    from tidemark.runtime.java import use_java
+    from tidemark.runtime.machine import use_java
     from tidemark.spark.session import quiet_options, session_confs
 
     use_java()

@@ -132,7 +132,7 @@ def open_deployment(
 
 
 def _session(name: str, cores: int | None) -> SparkSession:
-    from tidemark.runtime.home import home
+    from tidemark.runtime.machine import home
     from tidemark.spark import connect_server
     from tidemark.spark.session import build_session, connect_session
 

@@ -214,7 +214,7 @@ def check_same_version(left: str, right: str, installed: Callable[[str], str] = 
 
 def check_java() -> Check:
     """There is a Java version that Spark supports."""
-    from tidemark.runtime.java import find_java
+    from tidemark.runtime.machine import find_java
 
     try:
         java = find_java()
@@ -225,9 +225,9 @@ def check_java() -> Check:
 
 def check_jars(folder: Path | None = None) -> Check:
     """Every jar of jars.lock is there, with the right checksum."""
-    from tidemark.runtime import home, jars
+    from tidemark.runtime import jars, machine
 
-    folder = folder or home.jars_folder()
+    folder = folder or machine.jars_folder()
     try:
         locked = jars.read_lock()
         jars.verify(folder, locked)

@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemark.core.errors import Determinate, InvalidUsage, TidemarkError
-from tidemark.runtime.home import home, jars_folder
-from tidemark.runtime.java import use_java
+from tidemark.runtime.machine import home, jars_folder, use_java
 
 LOCK = Path(__file__).with_name("jars.lock")
 S3_LOCK = Path(__file__).with_name("jars-s3.lock")

@@ -29,9 +29,8 @@ from types import TracebackType
 from typing import Final
 
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.runtime.home import home
 from tidemark.runtime.jars import jar_paths
-from tidemark.runtime.java import use_java
+from tidemark.runtime.machine import home, use_java
 from tidemark.spark.session import session_confs
 
 TOKEN_VARIABLE: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"

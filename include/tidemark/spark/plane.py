@@ -22,7 +22,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.config import PipelineConfig
-from tidemark.config.discovered_tables import with_new_columns
+from tidemark.config.load import with_new_columns
 from tidemark.config.shard import ShardConfig
 from tidemark.core.binding import Binding, Configuration
 from tidemark.core.checksum import ENCODING, SOURCE, Digest, Digests, shard_endpoint

@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tidemark.core.errors import Determinate, InvariantViolation, TidemarkError
-from tidemark.runtime.home import archive_file
+from tidemark.runtime.machine import archive_file
 from tidemark.spark.session import ARCHIVE_QUIETLY, build_session
 
 _DUMP_SECONDS_MAX = 300

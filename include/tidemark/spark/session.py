@@ -48,9 +48,8 @@ from uuid import uuid4
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 from tidemark.core.errors import Determinate
-from tidemark.runtime.home import archive_file
 from tidemark.runtime.jars import jar_paths
-from tidemark.runtime.java import use_java
+from tidemark.runtime.machine import archive_file, use_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from tidemark.config.discovered_tables import recorded_shapes, with_discovered_shards
+from tidemark.config.load import recorded_shapes, with_discovered_shards
 from tidemark.config.model import PipelineConfig
 from tidemark.config.shard import shard_name_of
 from tidemark.config.source import PostgresSource

@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from tidemark.config.base import is_pattern
-from tidemark.config.discovered_tables import (
+from tidemark.config.load import (
     TableShape,
     TableShapes,
     record_file,

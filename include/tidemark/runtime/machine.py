@@ -1,10 +1,12 @@
-"""The search for a Java installation that Spark supports.
+"""This machine: the folder for Tidemark's downloads and local files, and a Java that Spark supports.
+
+The folder is safe to delete.
 
 Spark 4.1 needs Java 17 or later. From Java 24 on it fails at start-up, because its Hadoop client needs a
 security manager, which these versions don't have. Candidates are run to get their version: a path may be a
 launcher, a shim or a symbolic link.
 
-`python -m tidemark.runtime.java` prints the chosen home, or the reason why there is none.
+`python -m tidemark.runtime.machine` prints the chosen Java's home, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +21,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark.core.errors import InvalidUsage
-from tidemark.runtime.home import java_folder
+
+
+def home() -> Path:
+    """The folder for jars, a downloaded Java, Data Docs and logs. It may not exist yet.
+
+    `$TIDEMARK_HOME` if it is set, else `.tidemark` in the checkout that this package runs from, else (for a
+    wheel, which has no checkout) `.tidemark` in the user's home folder. It does not depend on the working
+    directory.
+    """
+    chosen = os.environ.get("TIDEMARK_HOME")
+    if chosen:
+        return Path(chosen).absolute()
+    checkout = Path(__file__).resolve().parents[3]
+    if (checkout / "pyproject.toml").is_file() and (checkout / "include" / "tidemark").is_dir():
+        return checkout / ".tidemark"
+    return Path.home() / ".tidemark"
+
+
+def jars_folder() -> Path:
+    """The folder for the jars of jars.lock."""
+    return home() / "jars"
+
+
+def java_folder() -> Path:
+    """The folder for the Java that set-up downloads if the machine has none that Spark supports."""
+    return home() / "java"
+
+
+def archive_file() -> Path:
+    """The class archive from which Spark's JVMs start, if set-up has made one."""
+    return home() / "cache" / "spark.jsa"
+
 
 JAVA_VERSION_MIN = 17
 JAVA_VERSION_MAX = 23
