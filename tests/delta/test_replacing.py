@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.crash.generations import land as grow
 from tests.support import light
 from tests.support.growing import Typed, land
 from tidemark.airflow.replace import question
-from tidemark.app import maintenance, tasks
+from tidemark.app import generation_plan, maintenance, tasks
 from tidemark.app.deployment import new_token
 from tidemark.app.generation import LEASE, Generations
 from tidemark.app.generation_plan import plan
@@ -25,6 +26,7 @@ from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import HolderToken
+from tidemark.core.status import Times
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.pipeline import candidates
 from tidemark.pipeline.context import Attempt
@@ -151,6 +153,21 @@ def test_a_plan_says_what_it_takes_and_whether_the_input_lasts_that_long(root: P
     assert not replace(found, until_seconds=soon, seconds=1.0).expires_first
     none = plan(Typed(root, generation=1), from_now=True)
     assert (none.transactions, none.bytes, none.seconds) == (0, 0, None)
+
+
+def test_regression_transactions_that_were_bound_at_once_have_not_taken_the_time_of_those_before_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        land(root)
+    assert Typed(root).run() == [2, 3]
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+    def times_of(control: object, txn: int) -> Times:
+        return Times(noon, noon + timedelta(seconds=10 * txn) if txn else None)
+
+    monkeypatch.setattr(generation_plan, "times_of", times_of)
+    assert plan(Typed(root, generation=1)).seconds == 30
 
 
 def test_a_candidate_whose_lease_was_removed_holds_its_input_again(root: Path) -> None:

@@ -15,7 +15,7 @@ from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.reading import CANDIDATE
 from tidemark.core.seal import Decision, Seal
 from tidemark.core.shape import misfit
-from tidemark.core.text import named, span
+from tidemark.core.text import amount, named, span
 from tidemark.pipeline.checkpoint import paused_shards
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.journal import times_of
@@ -71,9 +71,10 @@ class Plan:
     @property
     def effort(self) -> str:
         """What it takes, as a sentence."""
-        size = f"{self.records:,} records, {self.bytes / 1e6:,.1f} MB of parts"
+        size = f"{amount(self.records, 'record')}, {self.bytes / 1e6:,.1f} MB of parts"
         took = f"; the pipeline took about {span(self.seconds)} for them" if self.seconds is not None else ""
-        return f"{self.transactions:,} transactions with {size}, are read again{took}"
+        verb = "is" if self.transactions == 1 else "are"
+        return f"{amount(self.transactions, 'transaction')} with {size}, {verb} read again{took}"
 
     @property
     def expires_first(self) -> bool:
@@ -147,9 +148,18 @@ def _bytes_of(seal: Seal) -> int:
 def _seconds_for(control: Control, seals: Sequence[Seal]) -> float | None:
     """About how long the pipeline took for these transactions, if all took as long as the newest."""
     read = [seal.txn for seal in seals if seal.decision in READ]
-    took = [times_of(control, txn).seconds for txn in read[-NEWEST:]]
-    known = [seconds for seconds in took if seconds is not None]
+    known = [seconds for txn in read[-NEWEST:] if (seconds := _seconds_of(control, txn)) is not None]
     return statistics.median(known) * len(read) if known else None
+
+
+def _seconds_of(control: Control, txn: Txn) -> float | None:
+    """How long the pipeline worked on a transaction: of several that were bound at once, each waits for those
+    before it."""
+    times, before = (times_of(control, Txn(one)) for one in (txn, txn - 1))
+    if times.bound is None or times.sealed is None:
+        return None
+    began = max(times.bound, before.sealed) if before.sealed is not None else times.bound
+    return (times.sealed - began).total_seconds()
 
 
 def _gone(pipeline: Pipeline, upper: Txn) -> dict[Txn, str]:

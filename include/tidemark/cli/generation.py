@@ -18,6 +18,7 @@ from tidemark.cli.shared import (
     print_table,
     progress_line,
     say,
+    shown,
 )
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import GRACE_SECONDS, Candidate
@@ -27,6 +28,7 @@ from tidemark.pipeline.generation import comparisons
 if TYPE_CHECKING:
     from tidemark.app.generation import Generations, Pair
     from tidemark.app.generation_plan import Plan
+    from tidemark.core.replay import Difference
 
 
 SinceOption = Annotated[
@@ -248,6 +250,13 @@ def _follow(pair: Pair, *, quiet: bool) -> None:
         say(f"read other records than the pipeline did: {numbers(other)}", style="red")
 
 
+def _example(one: Difference) -> str:
+    """A row that would change, by its key, and for each column that would the value now and then."""
+    key = ", ".join(f"{name} {shown(text)}" for name, text in one.key.items())
+    changes = [f"{name} {shown(now)} -> {shown(then)}" for name, (then, now) in one.values.items()]
+    return f"{key}: {', '.join(changes) or one.what}"
+
+
 def _status(generations: Generations, *, compare: bool = False) -> dict[str, Any]:
 
     deployment = generations.deployment
@@ -281,7 +290,7 @@ def _status(generations: Generations, *, compare: bool = False) -> dict[str, Any
                 "new": one.inserted,
                 "changed": one.changed,
                 "gone": one.deleted,
-                "sample": [str(each) for each in one.sample],
+                "sample": [_example(each) for each in one.sample],
             }
             for shard, one in pair.compare().items()
         }

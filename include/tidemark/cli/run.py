@@ -21,7 +21,9 @@ from tidemark.cli.shared import (
     progress_line,
     rows_text,
     say,
+    shown,
 )
+from tidemark.core.errors import TidemarkError
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.ledger import Event
 from tidemark.core.publish import Published, UpToDate
@@ -90,14 +92,20 @@ def run(
         progress_line(as_json) as progress,
         lineage.emitted(deployment, attempt.owner.run_id) as emit,
     ):
-        worked = run_and_publish(
-            deployment,
-            attempt,
-            transactions_max=max_transactions,
-            publishes=not no_publish,
-            progress=progress,
-            decided=line_per_transaction(as_json),
-        )
+        try:
+            worked = run_and_publish(
+                deployment,
+                attempt,
+                transactions_max=max_transactions,
+                publishes=not no_publish,
+                progress=progress,
+                decided=line_per_transaction(as_json),
+            )
+        except TidemarkError:
+            # A remedy may be about the pipeline file, and another one's settings are in charge.
+            if deployment.proposal and not as_json:
+                say(deployment.proposal, style="yellow")
+            raise
         emit(worked.report)
     report, published = worked.report, worked.published
     metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, report))
@@ -275,15 +283,11 @@ def show_differences(found: tuple[Difference, ...]) -> None:
     """Print one line per column that differs, or per key that is only in the input or only in the table."""
     rows = []
     for one in found:
-        key = ", ".join(f"{name}={_shown(text)}" for name, text in one.key.items())
-        values = [(name, *map(_shown, sides)) for name, sides in one.values.items()]
+        key = ", ".join(f"{name}={shown(text)}" for name, text in one.key.items())
+        values = [(name, *map(shown, sides)) for name, sides in one.values.items()]
         rows += [(one.txn, one.shard, key, one.what, *columns) for columns in values or [("", "", "")]]
     if rows:
         print_table("", ("txn", "shard", "key", "what", "column", "in the input", "in the table"), rows)
-
-
-def _shown(text: str | None) -> str:
-    return "NULL" if text is None else text
 
 
 def exit_unless_passed(findings: tuple[Finding, ...]) -> None:

@@ -165,3 +165,8 @@ def line_per_transaction(quiet: bool) -> Decided:
         typer.echo(line, err=True)
 
     return line
+
+
+def shown(text: str | None) -> str:
+    """A value of a row, for people."""
+    return "NULL" if text is None else text
