@@ -14,6 +14,8 @@ from tidemark.core.ledger import Event
 SEEDS = 12_000
 CHUNKS = 4
 MUTANT_SEEDS_MAX = 6_000
+NOTICED_AT = {"skipped_append_trusted_without_comparing": 5_683}
+"""Where the search for a rare one begins. It goes through all seeds, wherever it begins."""
 
 
 @pytest.mark.slow
@@ -28,8 +30,10 @@ def test_all_invariants_hold_in_every_interleaving(chunk: int) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_simulation_notices_an_old_mistake(mutant) -> None:
+    begin = NOTICED_AT.get(mutant.__name__, 0)
     with mutant():
-        failures = explore(0, MUTANT_SEEDS_MAX, stop_at_first=True)
+        failures = explore(begin, MUTANT_SEEDS_MAX, stop_at_first=True)
+        failures = failures or explore(0, begin, stop_at_first=True)
     assert failures, f"{MUTANT_SEEDS_MAX} seeds did not notice {mutant.__name__}"
 
 

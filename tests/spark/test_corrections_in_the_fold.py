@@ -70,12 +70,14 @@ def made(spark: SparkSession, root: Path, *, says_keys: bool = False) -> StateRi
 
 
 def check(rig: StateRig) -> None:
-    """The state is the fold of the log, and its digest that of its rows."""
+    """The state is the fold of the log; in the end its digest, which is carried from publish to publish, is
+    that of its rows."""
     assert rig.state() == rows_at(rig.txn)
-    assert verify_state(rig.control, rig.plane, SHARD) is not None
+    if rig.txn == LAST:
+        assert verify_state(rig.control, rig.plane, SHARD) is not None
 
 
-@pytest.mark.parametrize("says_keys", [False, True])
+@pytest.mark.parametrize("says_keys", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_published_after_each_transaction(spark: SparkSession, tmp_path: Path, says_keys: bool) -> None:
     rig = made(spark, tmp_path / "p", says_keys=says_keys)
     for txn in range(1, LAST + 1):
@@ -113,3 +115,5 @@ def test_without_a_state(spark: SparkSession, tmp_path: Path) -> None:
     check(rig)
     append(rig, upto=LAST)
     assert rig.fresh() == rows_at(LAST)
+    rig.publish()
+    check(rig)

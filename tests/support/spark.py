@@ -20,18 +20,34 @@ if TYPE_CHECKING:
 TOKEN = secrets.token_hex(16)
 """Of every Connect server of this process."""
 CLIENT_SECONDS_MAX = 600
+FEW_ROWS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
+"""For a few hundred rows, planning again and compiling code costs more than all the work."""
 
 
 def session(folder: Path, *, cores: int = 2, confs: Mapping[str, str] | None = None) -> SparkSession:
-    """A classic session whose JVM keeps its files below a folder."""
+    """A classic session whose JVM keeps its files below a folder.
+
+    It plans once and compiles no code: its queries are as small as those of a table of few rows. Sessions
+    that the product makes of it for many rows, and Connect servers, have Spark's own settings.
+    """
     from tidemark.spark.session import SHORT_JOBS, build_session
 
-    return build_session(
+    started = build_session(
         "tidemark-tests",
         master=f"local[{cores}]",
         scratch_folder=folder,
         confs={"spark.driver.memory": "1g", **SHORT_JOBS, **(confs or {})},
     )
+    # Set later, and so not given to the sessions that are made of this one.
+    for name, value in FEW_ROWS.items():
+        started.conf.set(name, value)
+    return started
 
 
 def connect_server_at(folder: Path, *, cores: int = 1) -> Server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from deltalake import Schema
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from tests.support import tables
 from tests.support.sealing import sealed_put
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import Committed
@@ -110,12 +112,7 @@ class StateRig:
         folder = parts_folder(Txn(self.txn), token)
         (log_folder / folder).mkdir(parents=True, exist_ok=True)
         path = f"{folder}/part-00000.parquet"
-        pq.write_table(table, log_folder / path)
-        if self.says_keys:
-            hashed = [f"{row_hash_sql(log_hashed(self.spec.declared))} AS {DIGEST}"]
-            hashed += [f"{key_hash_sql(self.spec.keys)} AS {KEY}"] if self.keys else []
-            rows = self.spark.read.parquet(str(log_folder / path)).selectExpr("*", *hashed)
-            pq.write_table(rows.toArrow(), log_folder / path)
+        pq.write_table(self._hashed(table) if self.says_keys else table, log_folder / path)
         stats = stats_of(pq.read_metadata(log_folder / path))
         part = Part(path, table.num_rows, (log_folder / path).stat().st_size, stats)
         log = self.control.log(SHARD)
@@ -123,6 +120,16 @@ class StateRig:
         # A log that gets a column has moved on when it has it.
         outcomes = (log.commit(log.head(), sealed_put(self.control, SHARD, entry)) for _ in range(2))
         assert any(isinstance(outcome, Committed) for outcome in outcomes)
+
+    def _hashed(self, table: pa.Table) -> pa.Table:
+        """With the digest of each row and the hash of its key, which Spark computes as it plans."""
+        hashed = {DIGEST: row_hash_sql(log_hashed(self.spec.declared))}
+        hashed |= {KEY: key_hash_sql(self.spec.keys)} if self.keys else {}
+        rows = self.spark.createDataFrame(table).selectExpr(*hashed.values()).collect()
+        for place, name in enumerate(hashed):
+            kind = {DIGEST: pa.int64(), KEY: pa.binary()}[name]
+            table = table.append_column(name, pa.array([row[place] for row in rows], kind))
+        return table
 
     def publish(self, token: str = "") -> Any:
         token = token or f"publisher{self.txn}"
@@ -139,7 +146,9 @@ class StateRig:
         return self.spark.read.format("delta").load(self.spec.state)
 
     def state(self) -> list[Row]:
-        return rows_of(self.state_frame())
+        """By delta-rs: Spark would need several jobs to list the files of each new version."""
+        found = tables.rows_of(Path(self.spec.state), self.spec.declared.names)
+        return ordered([tuple(map(as_collected, row)) for row in found])
 
     def fresh(self, *, base: Published | None = None) -> list[Row]:
         return rows_of(self.fresh_frame(base=base))
@@ -166,6 +175,13 @@ class StateRig:
     def again(self, name: str, **changed: Any) -> StateRig:
         """The same settings in another folder."""
         return replace(self, root=self.root / name, txn=0, **changed)
+
+
+def as_collected(value: Any) -> Any:
+    """A value of delta-rs as PySpark collects it: a time without its zone, by the clock of this machine."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone().replace(tzinfo=None)
+    return value
 
 
 def rows_of(frame: DataFrame) -> list[Row]:
