@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -92,7 +93,7 @@ def run(
         progress_line(as_json) as progress,
         lineage.emitted(deployment, attempt.owner.run_id) as emit,
     ):
-        try:
+        with _naming_proposal(deployment, quiet=as_json):
             worked = run_and_publish(
                 deployment,
                 attempt,
@@ -101,11 +102,6 @@ def run(
                 progress=progress,
                 decided=line_per_transaction(as_json),
             )
-        except TidemarkError:
-            # A remedy may be about the pipeline file, and another one's settings are in charge.
-            if deployment.proposal and not as_json:
-                say(deployment.proposal, style="yellow")
-            raise
         emit(worked.report)
     report, published = worked.report, worked.published
     metrics.send(metrics.opentelemetry_sink(), lambda: metrics.of_report(deployment, report))
@@ -122,6 +118,18 @@ def run(
         say(sentence, style="bold")
         say(f"checkpoint {report.checkpoint}, run {attempt.owner.run_id}", style="bold")
     exit_unless_passed(report.findings)
+
+
+@contextmanager
+def _naming_proposal(deployment: Deployment, *, quiet: bool) -> Iterator[None]:
+    """Where the work fails: a remedy may be about the pipeline file, and another one's settings are in
+    charge."""
+    try:
+        yield
+    except TidemarkError:
+        if deployment.proposal and not quiet:
+            say(deployment.proposal, style="yellow")
+        raise
 
 
 @commands.command(name="replay", epilog=EXIT_CODES)
