@@ -39,12 +39,21 @@ from tidemark.delta.deletion_vectors import Rows
 from tidemark.delta.head import LiveFile, TableHead
 from tidemark.delta.index import Hits
 from tidemark.delta.index_runs import DataFile
-from tidemark.delta.overlay import TableIndex, alike, are_equal, is_older, overlay, rows_at
+from tidemark.delta.overlay import (
+    TXN,
+    FoldedTail,
+    TableIndex,
+    alike,
+    are_equal,
+    is_older,
+    overlay,
+    read_tail,
+    rows_at,
+)
 from tidemark.delta.protocol import FEED, VECTORS, is_on
 from tidemark.delta.state import NewFile, StateTable
 from tidemark.delta.state_files import DIGEST, KEY, RowKeys, Unsuited
 from tidemark.delta.store import Store
-from tidemark.delta.tail import TXN, FoldedTail, read_tail
 from tidemark.ports.planes import Tail
 from tidemark.spark.columns import OP, UPSERT
 from tidemark.spark.digest import digest_of, partials
