@@ -96,7 +96,7 @@ def test_what_waits_is_counted_in_its_unit_and_what_can_not_be_known_is_said() -
     assert waiting_text(1_200, "offsets") == "1,200 offsets waiting"
     assert waiting_text(1, "or more source transactions") == "1 or more source transactions waiting"
     assert waiting_text(0, "files") == ""
-    assert waiting_text(0, "files", "no\nanswer") == "what waits is not known: no answer"
+    assert waiting_text(0, "files", "no\nanswer") == "the waiting input is unknown: no answer"
 
 
 def test_numbers_that_are_neighbours_are_a_range() -> None:
@@ -255,4 +255,4 @@ def test_a_run_that_found_nothing_asks_what_waits_and_outlives_a_source_that_fai
 
     monkeypatch.setattr(kind, "waiting", fails, raising=False)
     said = sentence_of(pipeline, a_try("w1"))
-    assert said == "no new transaction; what waits is not known: the broker does not answer"
+    assert said == "no new transaction; the waiting input is unknown: the broker does not answer"

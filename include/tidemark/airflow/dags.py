@@ -373,7 +373,7 @@ def maintain_dag(
 
     Its tasks log a warning for transactions that soon stop being replayable."""
     files = _files(folder, environment, dag_id)
-    what = "Publish what is due, merge small files, delete what nobody needs any more"
+    what = "Publish what is due, merge small files, delete unneeded files"
     settings = _regular(MAINTAIN, "@daily", what, default_args, dag_kwargs)
     task = partial(MaintainOperator, environment=environment, conn_id=conn_id, pool=publisher_pool)
     return _task_per_pipeline(dag_id, settings, files, task)

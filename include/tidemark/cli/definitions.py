@@ -88,7 +88,7 @@ SAMPLES: Final = {
 }
 
 
-source = typer.Typer(help="Look at a database that changes are captured from.", no_args_is_help=True)
+source = typer.Typer(help="Inspect a database that changes are captured from.", no_args_is_help=True)
 
 commands: Final = typer.Typer()
 commands.add_typer(source, name="source")
@@ -152,8 +152,9 @@ def init(
 def check_source(
     pipeline: PipelineArgument, environment: EnvironmentOption = None, as_json: JsonOption = False
 ) -> None:
-    """Check rights, log level, slot, publication, retained log and tables, with the SQL to correct each; and
-    whether the tables that were read are as they were then, as every run does."""
+    """Check rights, log level, slot, publication, retained log and tables, with the SQL to correct each.
+
+    It also checks, as every run does, that the catalog describes the tables as it did when they were read."""
     from tidemark.sources.postgres.check import requirements
     from tidemark.sources.postgres.source import SlotSource
 
@@ -187,7 +188,7 @@ def reread(
     table: Annotated[str, typer.Argument(help="The table, as schema.table.", metavar="TABLE")],
     environment: EnvironmentOption = None,
 ) -> None:
-    """Have the next run read one table again: the rows of its shard are replaced, in one transaction."""
+    """Read one table again in the next run: the rows of its shard are replaced, in one transaction."""
     from tidemark.sources.postgres.source import SlotSource
 
     found = open_deployment(pipeline, environment).pipeline.source

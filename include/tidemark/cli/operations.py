@@ -59,7 +59,7 @@ def skip(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pass over an open transaction for good: its input is never applied."""
+    """Skip an open transaction permanently: its input is never applied."""
     from tidemark.app import decisions
 
     by = decisions.Decider.of(getpass.getuser(), reason)
@@ -91,7 +91,7 @@ def release(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a paused shard's log pass the transaction that it waits at."""
+    """Let a paused shard's log continue past the transaction at which it waits."""
     from tidemark.app import decisions
 
     by = decisions.Decider.of(getpass.getuser(), reason)
@@ -162,8 +162,8 @@ def recover(
 ) -> None:
     """Bring a pipeline forward whose history or logs have lost commits.
 
-    Nothing is cut back, deleted or acknowledged. What can't be brought back is named as a lost transaction;
-    the next run reads its input again, if the source still has it.
+    Nothing is truncated, deleted or acknowledged. What can't be restored becomes a lost transaction; the next
+    run reads its input again, if the source still has it.
     """
     from tidemark.app import decisions
 
@@ -257,7 +257,7 @@ def stop(as_json: JsonOption = False) -> None:
 
 @spark.command(name="status", epilog=EXIT_CODES)
 def status(as_json: JsonOption = False) -> None:
-    """Say whether a warm Spark runs. Exits with 1 if none does."""
+    """Report whether a warm Spark runs; exit with 1 if none does."""
     from tidemark.spark import connect_server
 
     found = connect_server.find()

@@ -123,9 +123,9 @@ def quarantine(
     """Show records that could not be applied, the newest first, with their place and the reason.
 
     A record whose key could not be read belongs to no key, and is never shown as open. Values of masked
-    columns are shown as ***, and so is a whole record that can't be taken apart, where there are any.
-    With --raw, records are printed to be corrected and given back through the source; for shards with masked
-    columns only positions are printed.
+    columns are shown as ***; in a shard with masked columns, so is a whole record that can't be parsed. With
+    --raw, the original records are printed, to be corrected and sent again through the source; for shards
+    with masked columns only their positions are printed.
     """
 
     deployment = open_deployment(pipeline, environment)
@@ -205,7 +205,7 @@ def skip(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a frozen consumer skip what it can't read, as its freeze names it. Others are not affected."""
+    """Let a frozen consumer skip the transactions that it can't read. Other consumers are not affected."""
     from tidemark.app.consume import leases_of
     from tidemark.app.deployment import new_token
 
@@ -238,7 +238,7 @@ def forget(
 ) -> None:
     """Forget a consumer that will not come back, so that maintenance no longer waits for it.
 
-    One whose process seems to live is watched first, for a little longer than its lease lasts."""
+    If its process may be alive, its lease is watched first, for a little longer than it lasts."""
     from tidemark.app.consume import leases_of
 
     name = lease_name(consumer, ShardId(shard))

@@ -79,8 +79,8 @@ def run(
     """Bind new input, bring every open transaction to its logs, and publish what is due.
 
     Open transactions come first, regardless of which run began them. Any number of runs may work at once.
-    During a long backlog what is due is published once a minute. Without a terminal, a line per finished
-    transaction goes to standard error.
+    During a long backlog, states that are due are published once a minute. If standard error is no terminal,
+    it gets a line per finished transaction.
     """
     from tidemark.app import lineage, metrics
     from tidemark.app.publish import run_and_publish
@@ -182,7 +182,7 @@ def publish(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring the states up to their logs now, whatever the publish policy says."""
+    """Publish the states now, regardless of their publish policies."""
     from tidemark.app.publish import publish_now
 
     deployment = open_deployment(pipeline, environment)
@@ -200,7 +200,7 @@ def verify(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read the states whole, and prove that they hold what was published: every row, and each key once."""
+    """Read each state completely, and prove that it has what was published: every row, and each key once."""
 
     deployment = open_deployment(pipeline, environment)
     proven = []
@@ -220,7 +220,7 @@ def rebuild(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace a state by what its log says, in one commit, and compare the checksums."""
+    """Rebuild a state from its log, in one commit, and compare the checksums."""
 
     deployment = open_deployment(pipeline, environment)
     (name,) = chosen_shards(deployment, shard or deployment.config.only_shard.name)

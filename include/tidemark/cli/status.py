@@ -69,12 +69,12 @@ def status(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a pipeline is, what is open, what is blocked since when, and what waits for what.
+    """Show a pipeline's progress: what is open, what is blocked and since when, and what waits.
 
-    With --fail-if, also whether that is an alarm, and what to do about it. Behind is the age of the oldest
-    input that is not sealed: files, records or source transactions that wait, or a transaction that is bound.
-    Quarantine asks for quarantined records at all, for some that were sealed within a time, or for their
-    share of the newest 100 transactions. An alarm without a limit takes the one of the pipeline file.
+    With --fail-if, also report which alarms are on, each with its remedy. `behind` is the age of the oldest
+    input that is not sealed: waiting files, records or source transactions, or a bound transaction.
+    `quarantine` is on for any quarantined record, for one that was sealed within a time, or for a share of
+    the newest 100 transactions. An alarm without a limit uses that of the pipeline file.
     """
     from tidemark.app import metrics
     from tidemark.app.status import status_of
@@ -129,7 +129,7 @@ def show(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one transaction whole: its input, its seal with parts and digests, its journal."""
+    """Show one transaction in full: its input, its seal with parts and digests, its journal."""
     from tidemark.app.reports import whole
 
     deployment = open_deployment(pipeline, environment)
@@ -165,10 +165,10 @@ def journal(
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what happened lately, in order of time: what was bound, what was sealed, what was refused, judged,
-    replayed, lost to another run, or decided by people.
+    """Show recent events in order of time: bindings, seals, rejections, verdicts, replays, lost races, and
+    decisions of people.
 
-    Times are those of the clocks of the processes that wrote.
+    Times are by the clocks of the processes that wrote the records.
     """
 
     start = datetime.now(UTC) - timedelta(seconds=seconds_in(since))

@@ -293,7 +293,7 @@ def _sequence_flaws(shard: ShardConfig) -> Iterator[Flaw]:
         hint = f"use a column of type {', '.join(sorted(SEQUENCE_TYPES))}"
         yield Flaw(("sequence_by",), f"{column.name!r} of type {column.type.name} has no usable order", hint)
     elif shard.lateness is not None and column.type.name not in LATENESS_UNITS:
-        hint = "remove lateness (tombstones are then kept for ever), or use a number or a time in sequence_by"
+        hint = "remove lateness (tombstones are then kept forever), or use a number or a time in sequence_by"
         yield Flaw(("lateness",), f"lateness can't be measured in {column.type.name}", hint)
     if shard.sequence_by in shard.keys:
         hint = "use another column: records of one key need different sequences"

@@ -241,7 +241,7 @@ def amount(number: int, unit: str) -> str:
 def waiting_text(pieces: int, unit: str, trouble: str = "") -> str:
     """Waiting input in a few words; empty if there is none."""
     if trouble:
-        return f"what waits is not known: {short(trouble)}"
+        return f"the waiting input is unknown: {short(trouble)}"
     if not pieces:
         return ""
     one = pieces == 1 and " " not in unit
