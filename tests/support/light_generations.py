@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -175,14 +175,19 @@ class RuleCorrector(TableCorrector):
         return tuple(StateSpecs(PIPELINE, one.state()._specs.shards) for one in (self._target, self._shadow))
 
     def correct(
-        self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None
+        self,
+        shards: Sequence[ShardId],
+        *,
+        txn: Txn,
+        token: WriterToken,
+        watermark: int | None,
+        replaced: Collection[ShardId] = (),
     ) -> Mapping[ShardId, Correction]:
-        return {shard: self._corrected(shard, txn, token) for shard in shards}
+        return {shard: self._corrected(shard, txn, token, is_new=shard in replaced) for shard in shards}
 
-    def _corrected(self, shard: ShardId, txn: Txn, token: WriterToken) -> Correction:
-        states: Any = (self._target.state(), self._shadow.state())
-        sides = self._sides(shard, Txn(txn - 1))
-        before, after = (state.rows(side) for state, side in zip(states, sides, strict=True))
+    def _corrected(self, shard: ShardId, txn: Txn, token: WriterToken, *, is_new: bool) -> Correction:
+        before = fresh(self._target, shard, as_of=txn - 1) if not is_new else {}
+        after = fresh(self._shadow, shard, as_of=txn - 1)
         changed = {key: value for key, value in after.items() if before.get(key) != value}
         gone = sorted(before.keys() - after.keys())
         rows = [row_of(key, value, "U", txn) for key, value in sorted(changed.items())]
@@ -198,8 +203,8 @@ class RuleCorrector(TableCorrector):
 class RulePair(Pair):
     """The product's pair, both of whose deployments need no engine."""
 
-    def _opened(self, config: PipelineConfig, *, in_charge: bool = False) -> Deployment:
-        return without_spark(super()._opened(config, in_charge=in_charge))
+    def _opened(self, config: PipelineConfig, **known: Any) -> Deployment:
+        return without_spark(super()._opened(config, **known))
 
     @property
     def _corrector(self) -> TableCorrector:
