@@ -45,6 +45,7 @@ TOGETHER = {
         for word in ("e2e", "crash", "cluster", "postgres", "connect", "kafka", "maintenance", "wheel")
     },
     "every_cut": "connect",
+    "tutorial": "connect",
     "quality": "quality",
 }
 

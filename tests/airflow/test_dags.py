@@ -25,61 +25,101 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 # What parsing a DAG file must never load.
 HEAVY = ("pyspark", "deltalake", "pyarrow", "pandas", "numpy", "great_expectations")
 BAG = """
-import json, sys
+import json, os, sys
 from airflow.dag_processing.dagbag import DagBag
 looked = []
 def look(event, arguments):
     if event in ("open", "os.scandir", "os.listdir"):
         looked.append(str(arguments[0]))
 sys.addaudithook(look)
-bag = DagBag(sys.argv[1], bundle_path=None, bundle_name="test")
-looked = sorted({path for path in looked if any(name in path for name in ("landing", "warehouse"))})
-dags = {
-    dag_id: {
-        "tasks": {one.task_id: [type(one).__name__, sorted(one.downstream_task_ids)] for one in dag.tasks},
-        "params": {name: dag.params.get_param(name).schema for name in dag.params},
-        "pools": {task.task_id: task.pool for task in dag.tasks},
-        "schedule": str(dag.schedule),
+
+def parsed(folder, pipelines):
+    os.environ["TIDEMARK_PIPELINES"] = pipelines
+    looked.clear()
+    bag = DagBag(folder, bundle_path=None, bundle_name="test")
+    seen = sorted({path for path in looked if any(name in path for name in ("landing", "warehouse"))})
+    dags = {
+        dag_id: {
+            "tasks": {
+                one.task_id: [type(one).__name__, sorted(one.downstream_task_ids)] for one in dag.tasks
+            },
+            "params": {name: dag.params.get_param(name).schema for name in dag.params},
+            "pools": {task.task_id: task.pool for task in dag.tasks},
+            "schedule": str(dag.schedule),
+        }
+        for dag_id, dag in bag.dags.items()
     }
-    for dag_id, dag in bag.dags.items()
-}
-heavy = [name for name in sys.argv[2].split() if name in sys.modules]
-print("RESULT" + json.dumps({"dags": dags, "errors": bag.import_errors, "heavy": heavy, "looked": looked}))
+    heavy = [name for name in sys.argv[2].split() if name in sys.modules]
+    return {"dags": dags, "errors": bag.import_errors, "heavy": heavy, "looked": seen}
+
+print("RESULT" + json.dumps({name: parsed(*folders) for name, folders in json.loads(sys.argv[1]).items()}))
 """
+"""Parses DAG folders, given by name with their pipelines, as the DAG processor does."""
+Bags = dict[str, Any]
 
 
-def parse(dags: Path, pipelines: Path, home: Path) -> dict[str, Any]:
-    """Parse a DAGs folder in a process of its own, as the DAG processor does."""
+def parse(folders: dict[str, tuple[Path, Path]], home: Path) -> Bags:
+    """Parse DAG folders in one process of their own: to load Airflow takes longer than all of them."""
+    named = {name: [str(dags), str(pipelines)] for name, (dags, pipelines) in folders.items()}
     done = subprocess.run(
-        [sys.executable, "-c", BAG, str(dags), " ".join(HEAVY)],
+        [sys.executable, "-c", BAG, json.dumps(named), " ".join(HEAVY)],
         env={
             **os.environ,
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-            "TIDEMARK_PIPELINES": str(pipelines),
         },
         capture_output=True,
         text=True,
         check=False,
     )
     assert "RESULT" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.rpartition("RESULT")[2])
+    found: Bags = json.loads(done.stdout.rpartition("RESULT")[2])
     return found
 
 
+FILES = {"few": 1, "many": 41}
+
+
 @pytest.fixture(scope="module")
-def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The project's own DAGs over a folder with two good pipeline files and two broken ones."""
-    folder = tmp_path_factory.mktemp("project") / "pipelines"
+def bags(tmp_path_factory: pytest.TempPathFactory) -> Bags:
+    """The project's own DAGs over several folders of pipelines, and a folder of a user's own."""
+    root, dags = tmp_path_factory.mktemp("bags"), PROJECT / "dags"
+    folders = {"own": (dags, PROJECT / "include" / "pipelines"), "broken": (dags, broken_files(root))}
+    for name, files in FILES.items():
+        for part in ("pipelines", "landing", "warehouse"):
+            (root / name / part).mkdir(parents=True)
+        (root / name / "landing" / "a.json").write_text('{"id": 1}')
+        for number in range(files):
+            (root / name / "pipelines" / f"p{number}.yaml").write_text(PIPELINE.format(name=f"p{number}"))
+        folders[name] = (dags, root / name / "pipelines")
+    for part in ("pipelines", "dags"):
+        (root / "mine" / part).mkdir(parents=True)
+    (root / "mine" / "pipelines" / "mine.yaml").write_text(PIPELINE.format(name="mine"))
+    line = f"globals().update(pipeline_dags({str(root / 'mine' / 'pipelines')!r}))  # dag"
+    (root / "mine" / "dags" / "mine.py").write_text(f"from tidemark.airflow import pipeline_dags\n{line}\n")
+    folders["mine"] = (root / "mine" / "dags", root / "mine" / "pipelines")
+    return parse(folders, root / "home")
+
+
+def broken_files(root: Path) -> Path:
+    """Two good pipeline files and three that are not."""
+    folder = root / "broken"
     folder.mkdir()
     for name in ("one", "two"):
         (folder / f"{name}.yaml").write_text(PIPELINE.format(name=name))
     (folder / "broken.yaml").write_text(PIPELINE.format(name="broken").replace("keys:", "keyz:"))
     (folder / "worse.yaml").write_text("name: [")
     (folder / "taken.yaml").write_text(PIPELINE.format(name="maintain"))
-    return parse(PROJECT / "dags", folder, tmp_path_factory.mktemp("airflow"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parsed(bags: Bags) -> dict[str, Any]:
+    """The project's own DAGs over a folder with two good pipeline files and three that are not."""
+    found: dict[str, Any] = bags["broken"]
+    return found
 
 
 def test_every_pipeline_file_has_a_dag_with_exactly_these_tasks(parsed: dict[str, Any]) -> None:
@@ -194,38 +234,22 @@ def test_regression_a_folder_that_is_not_there_is_an_error_and_not_an_empty_one(
         make(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("files", [1, 41])
+@pytest.mark.parametrize("name", FILES)
 def test_parsing_loads_no_engine_and_looks_at_no_data_however_many_pipelines_there_are(
-    tmp_path: Path, files: int
+    bags: Bags, name: str
 ) -> None:
-    pipelines = tmp_path / "pipelines"
-    for folder in (pipelines, tmp_path / "landing", tmp_path / "warehouse"):
-        folder.mkdir()
-    (tmp_path / "landing" / "a.json").write_text('{"id": 1}')
-    names = {f"p{number}" for number in range(files)}
-    for name in names:
-        (pipelines / f"{name}.yaml").write_text(PIPELINE.format(name=name))
-    found = parse(PROJECT / "dags", pipelines, tmp_path / "home")
-    assert set(found["dags"]) == {*names, "replay", "replace", "maintain", "health"}
-    assert (found["errors"], found["heavy"], found["looked"]) == ({}, [], [])
+    names = {f"p{number}" for number in range(FILES[name])}
+    assert set(bags[name]["dags"]) == {*names, "replay", "replace", "maintain", "health"}
+    assert (bags[name]["errors"], bags[name]["heavy"], bags[name]["looked"]) == ({}, [], [])
 
 
-def test_the_projects_own_pipelines_parse(tmp_path: Path) -> None:
-    found = parse(PROJECT / "dags", PROJECT / "include" / "pipelines", tmp_path)
-    assert found["errors"] == {}
-    assert {"orders", "shop"} <= set(found["dags"])
+def test_the_projects_own_pipelines_parse(bags: Bags) -> None:
+    assert bags["own"]["errors"] == {}
+    assert {"orders", "shop"} <= set(bags["own"]["dags"])
 
 
-def test_a_dags_folder_of_ones_own_needs_two_lines(tmp_path: Path) -> None:
-    pipelines = tmp_path / "pipelines"
-    pipelines.mkdir()
-    (pipelines / "mine.yaml").write_text(PIPELINE.format(name="mine"))
-    dags = tmp_path / "dags"
-    dags.mkdir()
-    line = f"globals().update(pipeline_dags({str(pipelines)!r}))  # dag"
-    (dags / "mine.py").write_text(f"from tidemark.airflow import pipeline_dags\n{line}\n")
-    found = parse(dags, pipelines, tmp_path / "home")
-    assert (set(found["dags"]), found["errors"]) == ({"mine"}, {})
+def test_a_dags_folder_of_ones_own_needs_two_lines(bags: Bags) -> None:
+    assert (set(bags["mine"]["dags"]), bags["mine"]["errors"]) == ({"mine"}, {})
 
 
 @pytest.mark.parametrize(

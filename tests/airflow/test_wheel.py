@@ -100,8 +100,9 @@ def test_the_wheel_has_all_that_a_users_airflow_needs(installed: Installed, tmp_
         "from tidemark.airflow import pipeline_dags\n"
         f"globals().update(pipeline_dags({str(tmp_path / 'pipelines')!r}))  # dag\n"
     )
-    found = installed.run("-c", BAG, str(tmp_path / "dags"), " ".join(HEAVY), cwd=tmp_path)
-    bag = json.loads(found.rpartition("RESULT")[2])
+    folders = json.dumps({"mine": [str(tmp_path / "dags"), str(tmp_path / "pipelines")]})
+    found = installed.run("-c", BAG, folders, " ".join(HEAVY), cwd=tmp_path)
+    bag = json.loads(found.rpartition("RESULT")[2])["mine"]
     assert (set(bag["dags"]), bag["errors"]) == ({"mine"}, {})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.support.waiting import SECONDS_MAX
 from tidemark.app.workspace import open_deployment
 from tidemark.cli.app import app
 from tidemark.core.errors import InvalidUsage
@@ -36,7 +37,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.
 
     def start(port: int, token: str, *, folder: Path, memory: str) -> Server:
         folder.mkdir(parents=True, exist_ok=True)
-        processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6000)"]))
         return Server(f"sc://localhost:{port}", processes[-1], folder / "server.log")
 
     monkeypatch.chdir(tmp_path)
@@ -63,7 +64,7 @@ def test_a_warm_spark_is_started_once_and_ended(started: list[Any]) -> None:
     assert len(started) == 1
     # A child is a zombie until it is waited for, and counts as ended.
     assert tell("stop").exit_code == 0
-    assert started[0].wait(10) != 0
+    assert started[0].wait(SECONDS_MAX) != 0
     assert (note.exists(), tell("status").exit_code) == (False, 1)
     assert "there is no warm Spark" in tell("stop").output
 

@@ -63,6 +63,7 @@ def test_a_submitted_application_runs_publishes_and_replays_on_a_cluster(
     assert driver.python_starts == before
 
 
+@pytest.mark.sweep
 def test_a_server_on_a_cluster_serves_the_command_and_a_consumer(driver: Cluster, tmp_path: Path) -> None:
     before = driver.python_starts
     confs = SHORT_JOBS | ONE_EXECUTOR

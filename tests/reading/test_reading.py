@@ -19,6 +19,7 @@ from tests.support.shelf import (
     expected,
     flip_bit,
 )
+from tests.support.waiting import SECONDS_MAX
 from tidemark.app.consume import Batch, Consumer, leases_of
 from tidemark.app.deployment import new_token
 from tidemark.core.errors import Determinate, InvalidUsage
@@ -278,12 +279,12 @@ def test_r6_one_consumers_shutdown_moves_no_other_and_no_wake_up_is_lost(shelf: 
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(SECONDS_MAX)
     with pytest.raises(ZeroDivisionError):
         consume(shelf, lambda batch: 1 // (1 - batch.txn))
     assert frontier(shelf) == 1
     shelf.append([("b", 2)])
-    thread.join(60)
+    thread.join(SECONDS_MAX)
     assert got == [1, 2]
     assert (frontier(shelf, "follower"), frontier(shelf)) == (3, 1)
 

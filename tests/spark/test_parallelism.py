@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.waiting import SECONDS_MAX
 from tidemark.config import PipelineConfig
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.sources.files.bound_files import BoundFile
@@ -69,7 +70,7 @@ def test_footers_are_opened_several_at_once(tmp_path: Path, monkeypatch: pytest.
     folder.mkdir(parents=True)
     for number in range(count):
         pq.write_table(pa.table({"k": list(range(number + 1))}), folder / f"part-{number}.parquet")
-    meet, read_metadata = Barrier(count, timeout=60), pq.read_metadata
+    meet, read_metadata = Barrier(count, timeout=SECONDS_MAX), pq.read_metadata
 
     def meeting(*args: Any, **more: Any) -> Any:
         meet.wait()

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from tests.support.waiting import SECONDS_MAX
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.delta import store as store_module
@@ -27,7 +28,7 @@ def test_an_attempt_that_several_sweeps_discard_at_once_is_gone_and_no_error(tmp
     store, token, meet = PartStore(str(tmp_path)), WriterToken("lost"), Barrier(SWEEPERS)
 
     def discard(txn: Txn) -> None:
-        meet.wait(60)
+        meet.wait(SECONDS_MAX)
         store.discard(txn, token)
 
     with ThreadPoolExecutor(SWEEPERS) as sweepers:

@@ -16,7 +16,7 @@ def test_results_come_in_the_order_of_the_items_whoever_is_first() -> None:
 
     def work(item: int) -> int:
         if item == 1:
-            assert second_done.wait(60), "the second item was not begun beside the first"
+            assert second_done.wait(SECONDS_MAX), "the second item was not begun beside the first"
         if item == 2:
             second_done.set()
         return item * 10
