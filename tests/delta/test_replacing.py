@@ -153,6 +153,11 @@ def test_a_plan_says_what_it_takes_and_whether_the_input_lasts_that_long(root: P
     assert not replace(found, until_seconds=soon, seconds=1.0).expires_first
     none = plan(Typed(root, generation=1), from_now=True)
     assert (none.transactions, none.bytes, none.seconds) == (0, 0, None)
+    assert none.effort == "nothing is read again"
+    assert set(none.shards.values()) == {"stays as it is; later input gets the new settings"}
+    assert (found.started, none.started) == (None, None)
+    part(Typed(root, generation=1), "follow")
+    assert plan(Typed(root, generation=2)).started == 1
 
 
 def test_regression_transactions_that_were_bound_at_once_have_not_taken_the_time_of_those_before_them(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,6 +17,7 @@ from tidemark.core.reading import CANDIDATE
 from tidemark.core.seal import Decision, Seal
 from tidemark.core.shape import misfit
 from tidemark.core.text import amount, named, span
+from tidemark.pipeline.candidates import candidate_of
 from tidemark.pipeline.checkpoint import paused_shards
 from tidemark.pipeline.context import Pipeline
 from tidemark.pipeline.journal import times_of
@@ -24,6 +26,14 @@ from tidemark.pipeline.replay import replayable
 from tidemark.ports.control import Control
 
 TOO_SHORT: Final = "the input may expire before a candidate has read it: keep it longer at its source"
+
+CORRECTED: Final = "is corrected where its rows differ"
+NEW: Final = "new: gets its rows from the recorded input"
+FROM_NOW: Final = {
+    CORRECTED: "stays as it is; later input gets the new settings",
+    NEW: "new: gets its rows from later input",
+}
+"""What becomes of shards where nothing is read again."""
 
 READ: Final = (Decision.COMMITTED, Decision.ACCEPTED)
 """Decisions on transactions that a candidate reads again."""
@@ -67,10 +77,14 @@ class Plan:
     consumers: tuple[str, ...]
     refused: tuple[str, ...]
     caveat: str = ""
+    started: int | None = None
+    """The generation of the candidate that is there already, whatever it was started with."""
 
     @property
     def effort(self) -> str:
         """What it takes, as a sentence."""
+        if not self.transactions:
+            return "nothing is read again"
         size = f"{amount(self.records, 'record')}, {self.bytes / 1e6:,.1f} MB of parts"
         took = f"; the pipeline took about {span(self.seconds)} for them" if self.seconds is not None else ""
         verb = "is" if self.transactions == 1 else "are"
@@ -117,6 +131,9 @@ def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now
     ends = [] if from_now else list(replayable(known, at_ends=1).values())
     until = [one.until_seconds for one in ends if one.until_seconds is not None]
     leases = Leases(control.leases).latest()
+    if from_now:
+        shards = {shard: FROM_NOW.get(fate, fate) for shard, fate in shards.items()}
+    there = candidate_of(control)
     return Plan(
         pipeline=file.name,
         generation=file.generation,
@@ -127,18 +144,21 @@ def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now
         records=0 if from_now else sum(seal.source.count for seal in seals),
         bytes=0 if from_now else sum(map(_bytes_of, seals)),
         seconds=None if from_now else _seconds_for(control, seals),
-        decided={
-            str(kind): count
-            for kind in Decision
-            if (count := sum(seal.decision is kind for seal in seals)) and kind is not Decision.COMMITTED
-        },
+        decided=_decided(seals) if not from_now else {},
         gone={txn: why for txn, why in gone.items() if why},
         until_seconds=min(until, default=None),
         paused={str(shard): waits.txn for shard, waits in paused_shards(known).items()},
         consumers=tuple(one.name for one in leases if one.is_kept and not one.name.startswith(CANDIDATE)),
         refused=tuple(refused),
+        started=there.generation if there is not None else None,
         caveat=next((one.caveat for one in ends if one.caveat), ""),
     )
+
+
+def _decided(seals: Sequence[Seal]) -> dict[str, int]:
+    """How many transactions were decided otherwise than by their gate."""
+    found = Counter(str(seal.decision) for seal in seals if seal.decision is not Decision.COMMITTED)
+    return {str(kind): found[kind] for kind in Decision if kind in found}
 
 
 def _bytes_of(seal: Seal) -> int:
@@ -203,9 +223,9 @@ def _shards(deployment: Deployment, file: PipelineConfig) -> tuple[dict[str, str
                 f"{found.fact}: another type, key or order needs another shard; give it a new name"
             )
         elif shard not in before:
-            fates[shard] = "new: gets its rows from the recorded input"
+            fates[shard] = NEW
         else:
-            fates[shard] = "is corrected where its rows differ"
+            fates[shard] = CORRECTED
     for shard in before - set(declared):
         fates[shard] = "left out: its tables stay as they are"
     ours, theirs = deployment.declared, file

@@ -340,6 +340,10 @@ def _print_plan(found: Plan) -> None:
         say(f"shard {shard} waits at transaction {txn}: release it before the promotion")
     if found.consumers:
         say(f"consumers that will get the corrections: {', '.join(found.consumers)}")
+    if found.started is not None:
+        say(
+            f"generation {found.started} has been started already: promote it, or abort it before another one"
+        )
     for why in found.refused:
         say(f"can't be started: {why}", style="red")
     if found.refused:
