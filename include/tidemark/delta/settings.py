@@ -48,7 +48,9 @@ class Settings(Mapping[str, str]):
         name = configuration.fingerprint
         if name in self._kept:
             return
-        there = self._read(name) is not None
+        # A text at hand has been compared with its name; comparing bytes takes less than hashing megabytes.
+        known = None if configuration.texts is self else configuration.text
+        there = self._read(name, known) is not None
         text = "" if there else configuration.text
         if text and fingerprint_of(text) != name:
             raise InvariantViolation(f"configuration {name} has a text with another fingerprint")
@@ -63,8 +65,8 @@ class Settings(Mapping[str, str]):
             ) from error
         self._kept.add(name)
 
-    def _read(self, fingerprint: str) -> str | None:
-        """The checked text; None if there is no file."""
+    def _read(self, fingerprint: str, known: str | None = None) -> str | None:
+        """The checked text, which `known` is where it is given; None if there is no file."""
         try:
             data = self._store.get(_file(fingerprint))
         except FileNotFoundError:
@@ -74,6 +76,8 @@ class Settings(Mapping[str, str]):
                 f"the settings {self._place(fingerprint)} can't be read: {error}",
                 hint="check the store, then retry",
             ) from error
+        if known is not None and data == known.encode():
+            return known
         text = data.decode(errors="replace")
         if fingerprint_of(text) != fingerprint:
             raise InvariantViolation(
