@@ -113,6 +113,12 @@ RULES = [
     (("source:", "generation: -1\nsource:"), "generation", "greater than or equal to 0", ""),
     (("source:", "generation: yes\nsource:"), "generation", "expected an integer, found 'yes'", ""),
     (
+        ("source:", "transaction: {max_files: 100001}\nsource:"),
+        "transaction.max_files",
+        "less than or equal to 100000",
+        "",
+    ),
+    (
         ("source:", "transaction: {max_file: 3}\nsource:"),
         "transaction.max_file",
         "unknown key",

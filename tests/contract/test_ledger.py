@@ -102,6 +102,14 @@ def test_a_mark_moves_without_a_record_and_the_others_stay(ledger: Journal) -> N
     assert (head.upper, head.generation) == (2, 5)
 
 
+def test_marks_are_found_by_the_beginning_of_their_names(ledger: Journal) -> None:
+    for number, shards in enumerate(({"shard.a": 1, "shard.b": 1}, {"shard.a": 2}), start=1):
+        ledger.commit(ledger.head(), Put({UPPER: number + 1, **shards}, (entry(number),), None))
+    ledger.head()
+    assert dict(ledger.marked("shard.")) == {"a": 2, "b": 1}
+    assert dict(ledger.marked("other.")) == {}
+
+
 def test_a_record_without_a_mark_is_kept_and_records_of_one_number_keep_their_order(ledger: Journal) -> None:
     records = [entry(1, txn=9, token=token) for token in ("first", "second", "third")]
     for record in records:

@@ -74,13 +74,15 @@ SHADOWS = "_generations"
 
 Days = Annotated[int, Field(ge=1, le=36_500)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
+FilesPerTransaction = Annotated[int, Field(ge=1, le=100_000)]
+"""A transaction names its files in one record, with about 170 bytes each."""
 
 
 class Transaction(Model):
     """Limits for the size of a transaction; a single file above them is a transaction of its own."""
 
     max_records: Count | None = None
-    max_files: Count = 10_000
+    max_files: FilesPerTransaction = 10_000
     max_bytes: Count = 4 * 1024**3
 
 

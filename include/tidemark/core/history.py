@@ -113,6 +113,8 @@ class Whole(Protocol):
 
     def mark(self, name: str) -> int: ...
 
+    def marked(self, prefix: str) -> Mapping[str, int]: ...
+
     def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[Any]: ...
 
     def find(self, key: str, kinds: tuple[type, ...] = ()) -> Sequence[Any]: ...
@@ -146,6 +148,9 @@ class Chapter(Generic[R]):
 
     def mark(self, name: str) -> int:
         return self._whole.mark(name)
+
+    def marked(self, prefix: str) -> Mapping[str, int]:
+        return self._whole.marked(prefix)
 
     def read(self, lower: int, upper: int) -> Sequence[R]:
         return cast("Sequence[R]", self._whole.read(lower, upper, self._kinds))

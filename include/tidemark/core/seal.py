@@ -294,9 +294,12 @@ CORRECTION: Final = "correction"
 """The mark of the last transaction that promoted a generation."""
 
 
+TOUCHED: Final = "shard."
+
+
 def touch_mark(shard: ShardId) -> str:
     """The mark of the last transaction that touches a shard."""
-    return f"shard.{shard}"
+    return f"{TOUCHED}{shard}"
 
 
 def is_refused(seal: Seal, head: Head) -> bool:

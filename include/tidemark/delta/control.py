@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from deltalake import Schema
@@ -89,10 +89,10 @@ class DeltaControl:
         own = (self.history, self.attempts, self.checkpoints, self.journal, self.leases, self.cuts)
         return (*own, *(self.publishes(shard) for shard in self._schemas))
 
-    def shards(self, *, but: Container[str] = ()) -> tuple[ShardId, ...]:
+    def shards(self) -> tuple[ShardId, ...]:
         """The shards that have a folder in the warehouse, whether or not a pipeline file declares them."""
         with reading(self.root):
-            names = Store(self.root, self._options).folders(but=but)
+            names = Store(self.root, self._options).folders()
         return tuple(ShardId(name) for name in names if is_name(name))
 
     def ledger(

@@ -162,6 +162,10 @@ class DeltaLedger(Generic[R]):
         """A mark by name, declared or not; 0 if it is not set."""
         return self._snapshot.head.marks.get(name) or self._table.mark(name) or 0
 
+    def marked(self, prefix: str) -> dict[str, int]:
+        """The marks that begin with a prefix, without it."""
+        return self._table.marked(prefix)
+
     def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[R]:
         """The records numbered in [lower, upper), of the given kinds or of all. Records of one number keep
         the order of their commits."""

@@ -145,6 +145,9 @@ class DeltaLog:
     def mark(self, name: str) -> int:
         return self._head.marks.get(name, 0)
 
+    def marked(self, prefix: str) -> dict[str, int]:
+        return self._table.marked(prefix)
+
     def read(self, lower: int, upper: int) -> Sequence[LogEntry]:
         if lower >= self._head.upper:
             return []  # The range begins at or above the log's upper, so no file list is needed.

@@ -21,7 +21,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
@@ -333,17 +333,17 @@ class Store:
                     found[path] = int(written.timestamp() * 1000)
         return found
 
-    def folders(self, *, but: Container[str] = ()) -> list[str]:
-        """The names of the folders at the root, but of these; empty if there is no root."""
+    def folders(self) -> list[str]:
+        """The names of the folders at the root; empty if there is no root."""
         if self.folder is not None:
             if not self.folder.is_dir():
                 return []
             # It knows what is a folder without asking again for each of ten thousand.
             with os.scandir(self.folder) as below:
-                return sorted(one.name for one in below if one.name not in but and one.is_dir())
+                return sorted(one.name for one in below if one.is_dir())
         with _as_os_error(f"{self.uri} can't be listed"):
             found = self._object_store().list_with_delimiter()["common_prefixes"]
-            return sorted(name for name in found if name not in but)
+            return sorted(found)
 
     def delete(self, path: str) -> None:
         """Delete a file, and on a disk its folders if they are empty. A missing file is not an error."""

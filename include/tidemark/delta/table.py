@@ -137,6 +137,15 @@ class ControlTable:
         """A mark of the loaded version, declared or not; None if it is not set."""
         return self._table.txns.get(APP_PREFIX + name)
 
+    def marked(self, prefix: str) -> dict[str, int]:
+        """The marks of the loaded version that begin with a prefix, without it."""
+        whole = APP_PREFIX + prefix
+        return {
+            name.removeprefix(whole): value
+            for name, value in self._table.txns.items()
+            if name.startswith(whole)
+        }
+
     def property_of(self, name: str) -> str:
         """A property of the loaded version; empty if it is not set."""
         return self._table.configuration.get(name, "")

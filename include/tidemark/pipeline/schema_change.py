@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 
 from tidemark.core.binding import Binding, Configuration, settings_of
 from tidemark.core.errors import InvalidUsage
-from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
-from tidemark.core.seal import Decision, Fenced, Staged, is_fenced
+from tidemark.core.ids import QUARANTINE, ShardId, Txn, WriterToken
+from tidemark.core.seal import TOUCHED, Decision, Fenced, Staged, is_fenced
 from tidemark.core.shape import Misfit, NewColumns, Shapes, misfit, new_columns
-from tidemark.pipeline.context import Pipeline, last_binding, sealed_binding, stage_open, unfinished
+from tidemark.pipeline.context import Pipeline, last_binding, sealed_binding, stage_open
 from tidemark.ports.control import Control
 
 NAME_AGAIN = (
@@ -137,16 +137,15 @@ def _added(
 
 
 def left_out(pipeline: Pipeline) -> dict[ShardId, Txn]:
-    """The shards that have rows, in their logs or sealed for them, and are not in the file, each with its
-    last transaction."""
+    """The shards that rows were sealed for and that are not in the file, each with its last transaction."""
     declared = pipeline.shapes_of(pipeline.configuration)
-    others = pipeline.control.shards(but=declared) if declared else ()
-    uppers = {shard: pipeline.control.log(shard).head().upper for shard in others if shard != QUARANTINE}
-    if not uppers:
-        return {}
-    sealed = {shard: seal.txn for seal in unfinished(pipeline).seals for shard in seal.shards}
-    last = {shard: max(Txn(upper - 1), sealed.get(shard, Txn(0))) for shard, upper in uppers.items()}
-    return {shard: txn for shard, txn in last.items() if txn >= TXN_FIRST}
+    pipeline.control.seals.head()
+    touched = pipeline.control.seals.marked(TOUCHED) if declared else {}
+    return {
+        ShardId(shard): Txn(txn)
+        for shard, txn in touched.items()
+        if shard not in declared and shard != QUARANTINE
+    }
 
 
 def _given_up(pipeline: Pipeline, declared: Shapes, others: Mapping[ShardId, Txn]) -> list[Misfit]:

@@ -16,7 +16,7 @@ unreachable file is not a missing file.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -46,6 +46,10 @@ class Ledger(Protocol[R]):
 
     def mark(self, name: str) -> int:
         """A mark by name, in the version of the last `head`; 0 if it is not set."""
+        ...
+
+    def marked(self, prefix: str) -> Mapping[str, int]:
+        """The marks that begin with a prefix, by the rest of their names, in that version."""
         ...
 
     def read(self, lower: int, upper: int) -> Sequence[R]:
@@ -154,9 +158,8 @@ class Control(Protocol):
     @property
     def cuts(self) -> Ledger[Cut]: ...
 
-    def shards(self, *, but: Container[str] = ()) -> Sequence[ShardId]:
-        """The names that may be shards with a log, whether or not a pipeline file declares them; all `but`
-        these."""
+    def shards(self) -> Sequence[ShardId]:
+        """The names that may be shards with a log, whether or not a pipeline file declares them."""
         ...
 
     def log(self, shard: ShardId) -> Log:

@@ -131,6 +131,11 @@ class MemoryLedgerView(Generic[R]):
         self._require_same()
         return self._truth.head(self._version).marks.get(name, 0)
 
+    def marked(self, prefix: str) -> Mapping[str, int]:
+        self._require_same()
+        marks = self._truth.head(self._version).marks
+        return {name.removeprefix(prefix): at for name, at in marks.items() if name.startswith(prefix)}
+
     def read(self, lower: int, upper: int, kinds: tuple[type, ...] = ()) -> Sequence[R]:
         found = (r for r in self._of(kinds) if lower <= r.number < upper)
         return sorted(found, key=lambda r: r.number)
