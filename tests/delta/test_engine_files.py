@@ -16,6 +16,7 @@ import pytest
 from tests.support.state_table import Hand
 from tidemark.core.errors import Determinate
 from tidemark.core.ledger import Committed
+from tidemark.delta import state_files
 from tidemark.delta.commit import file_folder, file_version
 from tidemark.delta.state import Change
 from tidemark.delta.state_files import described, footer_statistics, statistics
@@ -63,9 +64,10 @@ def test_a_footer_tells_what_the_rows_tell(tmp_path: Path, group: int) -> None:
     assert found["nullCount"]["s"] == {"a.b": 1, "t": 2}
 
 
-def test_columns_beyond_the_limit_have_no_statistics(tmp_path: Path) -> None:
+def test_columns_beyond_the_limit_have_no_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_files, "COLUMNS_MAX", 2)
     footer = footer_of(tmp_path, pa.table({f"c{at}": [at] for at in range(5)}))
-    found = json.loads(footer_statistics(footer, columns_max=2))
+    found = json.loads(footer_statistics(footer))
     assert set(found["minValues"]) == set(found["nullCount"]) == {"c0", "c1"}
 
 

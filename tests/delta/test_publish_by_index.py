@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -31,6 +32,7 @@ from tidemark.delta import index as index_module
 from tidemark.delta.commit import entry_bytes, entry_path
 from tidemark.delta.compaction import copy_rows, read_source, table_schema
 from tidemark.delta.index import KeyIndex
+from tidemark.delta.overlay import are_equal
 from tidemark.delta.state import StateTable
 from tidemark.delta.store import Store
 from tidemark.pipeline import publish as step
@@ -184,6 +186,15 @@ def test_a_row_that_is_the_same_again_is_no_change_and_one_with_an_equal_digest_
         log.append(Change(("x", 1), "6"))
         log.publish()
     assert dict(log.rows())["x", 1] == "6"
+
+
+def test_regression_rows_with_far_times_in_a_list_are_written_again_instead_of_stopping_every_publish() -> (
+    None
+):
+    far = pa.table({"a": pa.array([[2**60], [0]], pa.list_(pa.timestamp("us")))})
+    assert are_equal(far, far, ["a"]).tolist() == [False, False]
+    near = pa.table({"a": pa.array([[0], [1]], pa.list_(pa.timestamp("us")))})
+    assert are_equal(near, near, ["a"]).tolist() == [True, True]
 
 
 def test_an_index_that_forgets_a_row_is_found_by_the_proof_of_unique_keys(

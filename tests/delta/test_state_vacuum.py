@@ -24,7 +24,7 @@ from tidemark.delta.head import TableHead
 from tidemark.delta.state import Change, StateTable
 from tidemark.delta.state_files import write_rows
 from tidemark.delta.store import Store
-from tidemark.delta.vacuum import RETENTION, check_remembered, vacuum
+from tidemark.delta.vacuum import RETENTION, check_remembered, decide_vacuum, read_listing, vacuum
 
 DAY_MS = 86_400_000
 KEPT_MS = 7 * DAY_MS
@@ -148,7 +148,7 @@ def test_files_of_others_go_by_their_age_and_files_of_another_kind_stay(state: H
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
         os.utime(path, (0, 0) if path != young else (clock.ms / 1000, clock.ms / 1000))
-    found = vacuum(state.table.store, now_ms=clock.ms, kept_ms=KEPT_MS, dry_run=True)
+    found = decide_vacuum(read_listing(state.table.store), now_ms=clock.ms, kept_ms=KEPT_MS)
     assert {folder / one.path for one in found} == {old, foreign, feed}
     assert old.exists()
     cleaned(state, clock)

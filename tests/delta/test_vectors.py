@@ -125,16 +125,18 @@ def test_a_vector_of_another_number_of_rows_or_of_another_place_is_noticed(tmp_p
 
 
 def test_a_lost_vector_a_store_that_does_not_answer_and_a_clones_are_told_apart(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, wanted = written(tmp_path, {1})
     store = Store(str(tmp_path), {})
 
-    def fails(_: str) -> bytes:
+    def fails(*_: object) -> bytes:
         raise OSError("no answer")
 
-    with pytest.raises(Determinate, match="no answer"):
-        read_vectors(store, wanted, get=fails)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "get", fails)
+        with pytest.raises(Determinate, match="no answer"):
+            read_vectors(store, wanted)
     file.unlink()
     with pytest.raises(InvariantViolation, match="it is gone"):
         read_vectors(store, wanted)

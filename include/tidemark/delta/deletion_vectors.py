@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -197,9 +197,7 @@ def unpack(file: bytes, descriptor: Descriptor) -> Rows:
     return decoded(data)
 
 
-def read_vectors(
-    store: Store, wanted: Mapping[str, Descriptor], *, get: Callable[[str], bytes] | None = None
-) -> dict[str, Rows]:
+def read_vectors(store: Store, wanted: Mapping[str, Descriptor]) -> dict[str, Rows]:
     """The hidden rows by data file path. Each vector file is read once."""
     files: dict[str, bytes] = {}
     found: dict[str, Rows] = {}
@@ -211,7 +209,7 @@ def read_vectors(
                 rows = decoded(decoded85(descriptor.place, descriptor.size))
             else:
                 if source not in files:
-                    files[source] = (get or store.get)(source)
+                    files[source] = store.get(source)
                 rows = unpack(files[source], descriptor)
             if len(rows) != descriptor.cardinality:
                 raise ValueError(f"it hides {len(rows)} rows, but the log says {descriptor.cardinality}")

@@ -45,11 +45,11 @@ _LAST: Final = "\U0010ffff"
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-def statistics(rows: pa.Table, *, columns_max: int = COLUMNS_MAX) -> str:
+def statistics(rows: pa.Table) -> str:
     """The statistics of a file with these rows, as JSON; the columns must be those of the table's schema."""
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for count, (path, column) in enumerate(_leaves(rows)):
-        if count >= columns_max:
+        if count >= COLUMNS_MAX:
             break
         _put(found["nullCount"], path, str(column.null_count))
         low, high = _bounds(column)
@@ -60,9 +60,7 @@ def statistics(rows: pa.Table, *, columns_max: int = COLUMNS_MAX) -> str:
     return f'{{"numRecords":{rows.num_rows},{inner},"tightBounds":true}}'
 
 
-def footer_statistics(
-    footer: pq.FileMetaData, *, columns_max: int = COLUMNS_MAX, columns: Container[str] | None = None
-) -> str:
+def footer_statistics(footer: pq.FileMetaData, *, columns: Container[str] | None = None) -> str:
     """The statistics of an existing file, from its footer; of `columns` only, if given. A footer does not
     show whether a column has NaN, so floating-point columns have no bounds."""
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
@@ -73,7 +71,7 @@ def footer_statistics(
         at += leaves
         if columns is not None and path[0] not in columns:
             continue
-        if at > columns_max or leaves != 1 or pa.types.is_nested(kind) or not all(chunks):
+        if at > COLUMNS_MAX or leaves != 1 or pa.types.is_nested(kind) or not all(chunks):
             continue
         if all(chunk.has_null_count for chunk in chunks):
             _put(found["nullCount"], path, str(sum(chunk.null_count for chunk in chunks)))

@@ -126,15 +126,14 @@ def decide_vacuum(found: Listing, *, now_ms: int, kept_ms: int) -> list[Obsolete
     return obsolete
 
 
-def vacuum(store: Store, *, now_ms: int, kept_ms: int, dry_run: bool = False) -> Sequence[Obsolete]:
-    """Delete obsolete files and return them; `dry_run` only returns them. Concurrent vacuums are harmless."""
+def vacuum(store: Store, *, now_ms: int, kept_ms: int) -> Sequence[Obsolete]:
+    """Delete obsolete files and return them. Concurrent vacuums are harmless."""
     found = read_listing(store)
     if found.history.head.version >= 0:
         check_remembered(found.history.head, kept_ms)
     obsolete = decide_vacuum(found, now_ms=now_ms, kept_ms=kept_ms)
-    if not dry_run:
-        for one in obsolete:
-            store.delete(one.path)
+    for one in obsolete:
+        store.delete(one.path)
     return obsolete
 
 
