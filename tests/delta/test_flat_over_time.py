@@ -16,9 +16,10 @@ from deltalake import DeltaTable
 from tests.support.keyed_log import SHARD, Change, Key, KeyedLog
 from tests.support.state_table import Hand
 from tidemark.core.ids import ShardId
-from tidemark.core.publish import VERSION_NONE
+from tidemark.core.publish import VERSION_NONE, Published
 from tidemark.delta import checkpoint, head, state_maintenance, state_status, vacuum
 from tidemark.delta.head import TableHead, open_head, read_head, read_history
+from tidemark.delta.overlay import TableIndex
 from tidemark.delta.state import StateTable
 from tidemark.delta.state_maintenance import TIDY_FILES, DeltaStateKeeper, MaintainedState, tidy
 from tidemark.delta.state_status import app_id, read_state_status
@@ -77,6 +78,30 @@ def test_files_stay_few_by_commits_of_their_own_and_every_publish_can_be_read(
     log.reopen()
     log.append(Change(("hot", 0), "again", log.txn))
     log.publish()
+    log.check()
+
+
+def test_a_publish_reads_no_file_that_was_merged_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_maintenance, "TIDY_FILES", 4)
+    log = KeyedLog(tmp_path, ordered=True)
+    read: list[Published | None] = []
+    real = TableIndex._read
+
+    def seen(index: TableIndex, file: Any) -> Any:
+        read.append(step.last_published(log.control, SHARD))
+        return real(index, file)
+
+    monkeypatch.setattr(TableIndex, "_read", seen)
+    merges = 0
+    for number, _ in enumerate(publishes(log, 9), 1):
+        # The first tombstones are looked up by the second publish, and their index begins there.
+        assert number == 2 or {one and one.number for one in read} <= {number}, "after it is on record"
+        merges += len(read)
+        read.clear()
+        log.reopen()
+    assert merges >= 4, "of the state and of the tombstones"
     log.check()
 
 

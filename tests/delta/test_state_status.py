@@ -19,8 +19,13 @@ from tidemark.core.publish import Published, StateCommit, StateOverwritten, Stat
 from tidemark.delta.commit import entry_bytes, entry_path
 from tidemark.delta.head import LiveFile
 from tidemark.delta.state import ROWS, Change
-from tidemark.delta.state_commit import encoded, newest_commit
-from tidemark.delta.state_status import lost_files, read_state_status, same_rows_version
+from tidemark.delta.state_status import (
+    encoded,
+    lost_files,
+    newest_commit,
+    read_state_status,
+    same_rows_version,
+)
 
 SHARD = ShardId("t")
 

@@ -260,6 +260,14 @@ def test_u13_null_key_parts_are_values_in_publish_fresh_and_rebuild(
     assert rig.state() == expected
     rig.rebuild()
     assert rig.state() == expected
+    rig.append(("p", "q", "9"))
+    assert "<=>" not in plan_of(rig.fresh_frame()), "its tail has no NULL, which would be slower to look up"
+    rig.append((None, "r", "9"))
+    assert "<=>" in plan_of(rig.fresh_frame())
+    expected = ordered([("p", "q", "9"), (None, "r", "9"), ("s", None, "7")])
+    assert rig.fresh() == expected
+    rig.publish()
+    assert rig.state() == expected
 
 
 def test_invariant_15_every_version_of_the_state_is_at_a_transaction(rig: StateRig) -> None:

@@ -178,13 +178,15 @@ COMPARISONS: Final = ("=", "<", "<=", ">", ">=")
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file of a shard's log, with the transactions that it may have rows of, and its column bounds."""
+    """A file of a shard's log, with the transactions that it may have rows of, its column bounds, and the
+    columns without a NULL, as far as its statistics have them."""
 
     part: Part
     txn_first: Txn
     txn_last: Txn
     lowest: Mapping[str, Any] = field(default_factory=dict)
     highest: Mapping[str, Any] = field(default_factory=dict)
+    filled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from tidemark.delta.records import (
     publishes_codec,
 )
 from tidemark.delta.settings import Settings
-from tidemark.delta.state_commit import newest_commit
+from tidemark.delta.state_status import newest_commit
 from tidemark.delta.store import Store, address_of, reading
 
 ADDRESS = "tidemark.address"

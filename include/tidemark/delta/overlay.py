@@ -19,6 +19,7 @@ were written by another program.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,6 +73,13 @@ class TableIndex:
         index = self._at(head)
         index.add({file: keys})
         index.merge(head)
+
+    def cover(self, head: TableHead) -> None:
+        """Add the files that compaction has written, so that the next publish need not read them. Nothing is
+        done for a table that this index has not been used for."""
+        if self._open is not None:
+            with suppress(Unsuited):
+                self._covering(head, None)
 
     def _covering(self, head: TableHead, engine: Engine | None) -> KeyIndex:
         if head.rows > ROWS_MAX:

@@ -1,8 +1,8 @@
 """The status of a state's table, read from its log (`delta.head`).
 
-A commit of a state carries its facts (`delta.state_commit`). Any other commit is judged by its effect
-(`foreign_write`): one that changes no row, such as a compaction, a vacuum or a change of
-properties, is harmless under any name; one that changes rows is a foreign write.
+A commit of a state carries its facts, as JSON in `userMetadata`. Any other commit is judged by its effect
+(`foreign_write`): one that changes no row, such as a compaction, a vacuum or a change of properties, is
+harmless under any name; one that changes rows is a foreign write.
 
 Entries may have been cleaned up, including that of the recorded publish. Then the status rests on what
 clean-up keeps: the number of live rows and the application transactions.
@@ -15,21 +15,111 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate, InvalidUsage
-from tidemark.core.ids import TXN_NONE, Txn
+from tidemark.core.ids import TXN_NONE, Txn, WriterToken
 from tidemark.core.publish import VERSION_NONE, Published, StateCommit, StateStatus
-from tidemark.delta.commit import Action
+from tidemark.delta.commit import Action, entry_actions, entry_path, newest_version, read_entry
 from tidemark.delta.head import TableHead, entries_after, open_head
 from tidemark.delta.state import EXPIRED, ROWS
-from tidemark.delta.state_commit import commit_at, facts_in
-from tidemark.delta.store import Store
+from tidemark.delta.store import Store, reading
 
+FORMAT: Final = 1
+_MARK: Final = "tidemark"
 _EXPIRING_IDS: Final = "delta.setTransactionRetentionDuration"
 
 
 def app_id(pipeline: str, shard: str) -> str:
     """The application id of a state's commits."""
     return f"tidemark/{pipeline}/{shard}"
+
+
+def encoded(commit: StateCommit) -> str:
+    """The facts of a commit as JSON, for `userMetadata`."""
+    digest = commit.digest
+    return json.dumps(
+        {
+            _MARK: FORMAT,
+            "txn": commit.txn,
+            "token": commit.token,
+            "tombstones": commit.tombstones,
+            "link": commit.link,
+            "digest": [digest.count, digest.xor, digest.sum_low, digest.sum_high, digest.encoding],
+        },
+        separators=(",", ":"),
+    )
+
+
+def decoded(text: object) -> StateCommit | None:
+    """The facts in a commit's `userMetadata`; None if it has none of ours."""
+    try:
+        facts = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    if not isinstance(facts, dict) or facts.get(_MARK) != FORMAT:
+        return None
+    return StateCommit(
+        Txn(facts["txn"]),
+        WriterToken(facts["token"]),
+        Digest(*facts["digest"]),
+        facts["tombstones"],
+        facts["link"],
+    )
+
+
+def facts_in(actions: Sequence[Action]) -> StateCommit | None:
+    """The facts of an entry; None if it is not of a publish."""
+    return decoded(_info(actions).get("userMetadata"))
+
+
+def operation_in(actions: Sequence[Action]) -> str:
+    """The name that a commit has given itself."""
+    return str(_info(actions).get("operation") or "a commit without a name")
+
+
+def _info(actions: Sequence[Action]) -> Action:
+    return next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
+
+
+def commit_at(store: Store, version: int) -> tuple[StateCommit | None, str]:
+    """The facts of a version's own entry, and its writer; both empty if the entry was cleaned up."""
+    if version == VERSION_NONE:
+        return None, ""
+    try:
+        actions = entry_actions(read_entry(store, version), version, store.uri)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        raise Determinate(f"the log of {store.uri} can't be read: {error}", hint="retry") from error
+    facts = facts_in(actions)
+    if facts is not None:
+        return facts, facts.token
+    return None, f"another writer ({operation_in(actions)})"
+
+
+def _newest(store: Store, after: int) -> int:
+    """The newest version. The log is listed only if the entry of `after` is not there: it may have thousands
+    of entries, and few after the last publish."""
+    if after == VERSION_NONE or not store.has(entry_path(after)):
+        return newest_version(store, after + 1)
+    while store.has(entry_path(after + 1)):
+        after += 1
+    return after
+
+
+def newest_commit(
+    uri: str, after: int, storage_options: Mapping[str, str] | None = None
+) -> StateCommit | None:
+    """The facts of a state's newest publish after a version; None if there is none, or its entry was cleaned
+    up. Reads only entries after that version, the newest first."""
+    store = Store(uri, storage_options or {})
+    with reading(uri):
+        newest = _newest(store, after)
+    for version in range(newest, after, -1):
+        facts, writer = commit_at(store, version)
+        if facts is not None or not writer:
+            return facts
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +174,7 @@ def foreign_write(before: TableHead, actions: Sequence[Action], after: TableHead
     The decision rests on files, row counts and columns, not on the commit's name. A commit whose row counts
     are unknown can't be shown to be harmless, so it counts as a change."""
     files = [line[kind] for line in actions for kind in ("add", "remove") if kind in line]
-    info: Action = next((line["commitInfo"] for line in actions if "commitInfo" in line), {})
-    name = str(info.get("operation") or "a commit without a name")
+    name = operation_in(actions)
     if any(file.get("dataChange", True) for file in files) or any("cdc" in line for line in actions):
         return name
     touched = {str(file["path"]) for file in files}

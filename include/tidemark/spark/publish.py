@@ -264,6 +264,11 @@ class ShardIndex:
             file, keys = laid.new
             self._state_index.add(head, DataFile(file.path, file.bytes, file.rows), keys)
 
+    def cover(self, state: TableHead) -> None:
+        """Add the files of the state and of the tombstones that compaction has written."""
+        self._state_index.cover(state)
+        self._dead_index.cover(self._dead.known)
+
     def _columns(self, rows: pa.Table) -> list[str]:
         return [name for name in self._spec.declared.names if name in rows.column_names]
 

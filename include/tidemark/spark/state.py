@@ -36,10 +36,9 @@ from tidemark.core.publish import (
 )
 from tidemark.delta.head import LiveFile
 from tidemark.delta.state import StateTable
-from tidemark.delta.state_commit import encoded
 from tidemark.delta.state_files import RowKeys, Unsuited, keys_of
 from tidemark.delta.state_maintenance import tidy
-from tidemark.delta.state_status import app_id, read_state_status
+from tidemark.delta.state_status import app_id, encoded, read_state_status
 from tidemark.delta.store import housekeeping
 from tidemark.ports.planes import Tail
 from tidemark.spark.columns import quoted
@@ -175,13 +174,16 @@ class SparkStatePlane:
         return outcome.version, commit
 
     def tidy(self, shard: ShardId) -> None:
-        tables = [self._table(shard)]
-        if self._specs.of(shard).rule.sequence_by is not None and shard in self._indexes:
-            tables.append(self._indexes[shard].tombstones)
+        tables, index = [self._table(shard)], self._indexes.get(shard)
+        if self._specs.of(shard).rule.sequence_by is not None and index is not None:
+            tables.append(index.tombstones)
         for table in tables:
             with housekeeping(table.store.uri):
                 if table.head().version != VERSION_NONE:
                     tidy(table)
+        if index is not None:
+            with housekeeping(tables[0].store.uri):
+                index.cover(tables[0].head())
 
     def _by_scan(
         self, shard: ShardId, tail: Tail, pins: Pins, version: NextVersion, token: WriterToken
@@ -253,7 +255,8 @@ class SparkStatePlane:
 
 
 def _corrects(spec: StateSpec, tail: Tail) -> bool:
-    return may_correct(spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
+    files = log_files(spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
+    return may_correct(spec, files)
 
 
 def _partitions(spark: SparkSession, spec: StateSpec, tail: Tail, version: NextVersion) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any, Final
@@ -38,7 +39,6 @@ from tidemark.core.checksum import Digest
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn
 from tidemark.core.log import LogFile
-from tidemark.core.publish import VERSION_NONE
 from tidemark.core.seal import Part
 from tidemark.delta.state_files import DIGEST, KEY
 from tidemark.delta.state_status import same_rows_version
@@ -52,7 +52,6 @@ from tidemark.spark.parts import PartStore
 from tidemark.spark.session import ROWS_FEW, Sessions, in_parallel
 from tidemark.spark.state_table import StateSpec
 
-_UNPLACED: Final = f"null_count.{OFFSET}"
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _EXACT: Final = (DateType, IntegralType, StringType)
 
@@ -75,32 +74,48 @@ def same_rows(spec: StateSpec, uri: str, version: int) -> int:
 
 def log_files(spec: StateSpec, *, lower: int, upper: int, version: int) -> list[LogFile]:
     """The log's parts that may have rows with lower <= txn < upper, by their statistics, with the bounds of
-    the first key column."""
+    the first key column and of the sequence."""
     found: list[LogFile] = []
     for add in _adds(spec, spec.log, version):
         # A part without statistics may have any transaction.
         first, last = _bounds(add, TXN) or (TXN_NONE, upper)
         if first < upper and last >= lower:
             part = Part(add["path"], int(add["num_records"] or 0), int(add["size_bytes"]))
-            known = {key: bounds for key in spec.rule.keys[:1] if (bounds := _bounds(add, key))}
-            lowest, highest = ({key: known[key][end] for key in known} for end in (0, 1))
-            found.append(LogFile(part, Txn(first), Txn(last), lowest, highest))
+            known = {name: bounds for name in _bounded(spec) if (bounds := _bounds(add, name))}
+            lowest, highest = ({name: known[name][end] for name in known} for end in (0, 1))
+            filled = frozenset(name for name in _counted(spec) if add.get(f"null_count.{name}") == 0)
+            found.append(LogFile(part, Txn(first), Txn(last), lowest, highest, filled))
     return sorted(found, key=lambda file: file.part.path)
 
 
-def may_correct(spec: StateSpec, *, lower: int, upper: int, version: int) -> bool:
-    """Whether corrections decide between the log's rows with lower <= txn < upper: there are rows without an
-    offset, by the statistics, and a sequence that could decide otherwise."""
-    if spec.rule.sequence_by is None or not spec.rule.keys or version == VERSION_NONE:
+def may_correct(spec: StateSpec, files: Sequence[LogFile]) -> bool:
+    """Whether corrections decide between the rows of these files: there are rows without an offset, by the
+    statistics, and a sequence that could decide otherwise."""
+    if spec.rule.sequence_by is None or not spec.rule.keys:
         return False
-    adds = _adds(spec, spec.log, version)
-    return any(_has_txns(add, lower, upper) and add.get(_UNPLACED) != 0 for add in adds)
+    return any(OFFSET not in file.filled for file in files)
 
 
-def _has_txns(add: Mapping[str, Any], lower: int, upper: int) -> bool:
-    """Whether a file may have rows with lower <= txn < upper."""
-    first, last = _bounds(add, TXN) or (TXN_NONE, upper)
-    return bool(first < upper and last >= lower)
+def with_filled_keys(spec: StateSpec, files: Sequence[LogFile]) -> StateSpec:
+    """The spec for comparisons with the rows of these files: a key part of which they have no NULL, by their
+    statistics, is compared as one that can't be NULL (`StateSpec.equal`)."""
+    filled = frozenset.intersection(*(file.filled for file in files)) if files else frozenset()
+    fields = [
+        StructField(field.name, field.dataType, field.nullable and field.name not in filled)
+        for field in spec.declared.fields
+    ]
+    return replace(spec, declared=StructType(fields))
+
+
+def _bounded(spec: StateSpec) -> list[str]:
+    """The columns whose bounds are read."""
+    return [*spec.rule.keys[:1], *([spec.rule.sequence_by] if spec.rule.sequence_by is not None else [])]
+
+
+def _counted(spec: StateSpec) -> list[str]:
+    """The columns whose NULLs are counted."""
+    sequence = [spec.rule.sequence_by] if spec.rule.sequence_by is not None else []
+    return list(dict.fromkeys([OFFSET, *spec.rule.keys, *sequence]))
 
 
 def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
@@ -112,9 +127,8 @@ def _adds(spec: StateSpec, uri: str, version: int) -> list[dict[str, Any]]:
         raise Determinate(
             f"version {version} of {uri} can't be read: {error}", hint="check the store, then retry"
         ) from error
-    sequence = [spec.rule.sequence_by] if spec.rule.sequence_by is not None else []
-    bounded = [f"{end}.{name}" for name in (TXN, *spec.rule.keys[:1], *sequence) for end in ("min", "max")]
-    counted = [f"null_count.{name}" for name in (OFFSET, *sequence)]
+    bounded = [f"{end}.{name}" for name in (TXN, *_bounded(spec)) for end in ("min", "max")]
+    counted = [f"null_count.{name}" for name in _counted(spec)]
     known = [name for name in dict.fromkeys((*bounded, *counted)) if name in adds.column_names]
     wanted = ["path", "num_records", "size_bytes", *known]
     rows: list[dict[str, Any]] = adds.select(wanted).to_pylist()
@@ -127,13 +141,14 @@ def _bounds(add: Mapping[str, Any], column: str) -> tuple[Any, Any] | None:
     return None if least is None or most is None else (least, most)
 
 
-def log_rows(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
-    """The log's rows with lower <= txn < upper, at a version of its table.
+def log_rows(
+    spark: SparkSession, spec: StateSpec, files: Sequence[LogFile], *, lower: int, upper: int
+) -> DataFrame:
+    """The rows with lower <= txn < upper of a log's files (`log_files`).
 
     If all parts are within the bounds, there is no filter: the bounds would be literals in Spark's
     generated code, and every read would compile new code.
     """
-    files = log_files(spec, lower=lower, upper=upper, version=version)
     rows = parquet_rows(spark, log_schema(spec.declared), log_paths(spec, files))
     if all(lower <= file.txn_first and file.txn_last < upper for file in files):
         return rows
@@ -194,7 +209,7 @@ def within_key_bounds(
 
 
 def newer_rows(
-    state: DataFrame, spec: StateSpec, *, lower: int, upper: int, log_version: int, version: int
+    state: DataFrame, tail: Sequence[LogFile], spec: StateSpec, *, version: int
 ) -> DataFrame | None:
     """The state's rows that may have a higher sequence than a record of the tail, by statistics, of which
     Delta skips files; None if no row can have one."""
@@ -202,9 +217,7 @@ def newer_rows(
     kind = spec.declared[name].dataType
     if not isinstance(kind, (*_EXACT, TimestampType, TimestampNTZType)):
         return state
-    tail = [add for add in _adds(spec, spec.log, log_version) if _has_txns(add, lower, upper)]
-    bounds = [_bounds(add, name) for add in tail if add.get(f"null_count.{name}") == 0]
-    lowest = [one[0] for one in bounds if one is not None]
+    lowest = [file.lowest[name] for file in tail if name in file.filled and name in file.lowest]
     if len(lowest) < len(tail) or not lowest:
         return state  # A NULL is lower than every sequence.
     least = min(lowest)

@@ -27,7 +27,7 @@ from tidemark.core.ids import TXN_NONE
 from tidemark.spark.columns import OFFSET, OP, SINCE, TXN, UPSERT, quoted
 from tidemark.spark.fold import fold, with_since
 from tidemark.spark.state_table import StateSpec
-from tidemark.spark.tables import log_rows, may_correct
+from tidemark.spark.tables import log_files, log_rows, may_correct
 
 FILE: Final = "_tidemark_file"
 ROW: Final = "_tidemark_row_index"
@@ -59,9 +59,9 @@ def folded(rows: DataFrame, spec: StateSpec, *, lower: int, upper: int, corrects
 
 def folded_tail(spark: SparkSession, spec: StateSpec, *, lower: int, upper: int, version: int) -> DataFrame:
     """`folded` of the log's rows with lower <= txn < upper."""
-    rows = log_rows(spark, spec, lower=lower, upper=upper, version=version)
-    corrects = may_correct(spec, lower=lower, upper=upper, version=version)
-    return folded(rows, spec, lower=lower, upper=upper, corrects=corrects)
+    files = log_files(spec, lower=lower, upper=upper, version=version)
+    rows = log_rows(spark, spec, files, lower=lower, upper=upper)
+    return folded(rows, spec, lower=lower, upper=upper, corrects=may_correct(spec, files))
 
 
 def with_file_positions(state: DataFrame) -> DataFrame:

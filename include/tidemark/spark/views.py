@@ -32,7 +32,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
-from tidemark.core.log import Condition
+from tidemark.core.log import Condition, LogFile
 from tidemark.core.publish import VERSION_NONE, HistoryGone, Published
 from tidemark.core.seal import Part
 from tidemark.delta.state_status import lost_files
@@ -65,6 +65,7 @@ from tidemark.spark.tables import (
     newer_rows,
     no_rows,
     same_rows,
+    with_filled_keys,
 )
 from tidemark.spark.tail import SOURCE, TARGET, broadcastable, folded, loses, without_tombstoned
 from tidemark.spark.tombstones import last_tombstones, read_tombstones, tombstones_in, without_corrected
@@ -108,36 +109,33 @@ def read_log(spark: SparkSession, spec: StateSpec, pins: Pins, *, lower: Txn = T
     """The log's rows from `lower` on, below the pinned upper, with their transaction and position."""
     if pins.log_version == VERSION_NONE:
         return no_rows(spark, log_schema(spec.declared))
-    return log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
+    files = log_files(spec, lower=lower, upper=pins.upper, version=pins.log_version)
+    return log_rows(spark, spec, files, lower=lower, upper=pins.upper)
 
 
 def is_small(spec: StateSpec, pins: Pins) -> bool:
     """Whether there are so few rows that compiling code for them would be most of the work."""
     if pins.base is not None and pins.base.commit.digest.count > _STATE_ROWS_FEW:
         return False
-    files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
-    return sum(file.part.rows for file in files) <= ROWS_FEW
+    return sum(file.part.rows for file in tail_files(spec, pins) or ()) <= ROWS_FEW
 
 
 def tail_at(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
     """The folded tail above the pinned publish, without tombstoned records; None if there is no tail."""
-    rows = tail_rows(spark, spec, pins)
-    if rows is None:
+    files = tail_files(spec, pins)
+    if files is None:
         return None
-    return without_tombstoned(_folded(rows, spec, pins), read_tombstones(spark, spec, pins.base), spec)
+    tail = _folded(log_rows(spark, spec, files, lower=pins.lower, upper=pins.upper), files, spec, pins)
+    return without_tombstoned(tail, read_tombstones(spark, spec, pins.base), spec)
 
 
-def _folded(rows: DataFrame, spec: StateSpec, pins: Pins) -> DataFrame:
-    """The tail's rows folded."""
-    return folded(rows, spec, lower=pins.lower, upper=pins.upper, corrects=_may_correct(spec, pins))
+def _folded(rows: DataFrame, files: Sequence[LogFile], spec: StateSpec, pins: Pins) -> DataFrame:
+    """The rows of a tail's files folded."""
+    return folded(rows, spec, lower=pins.lower, upper=pins.upper, corrects=may_correct(spec, files))
 
 
-def _may_correct(spec: StateSpec, pins: Pins) -> bool:
-    return may_correct(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
-
-
-def tail_rows(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
-    """The log's rows above the pinned publish; None if there is no tail."""
+def tail_files(spec: StateSpec, pins: Pins) -> list[LogFile] | None:
+    """The log's files that have rows above the pinned publish; None if there is no tail."""
     if pins.upper < pins.lower:
         raise InvalidUsage(
             f"a read below transaction {pins.upper} can't start from the publish of transaction"
@@ -145,7 +143,7 @@ def tail_rows(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | N
         )
     if pins.upper == pins.lower or pins.log_version == VERSION_NONE:
         return None
-    return log_rows(spark, spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
+    return log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
 
 
 def tombstones(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | None:
@@ -164,24 +162,23 @@ def tombstones(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame | 
 
 def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
     """The current row of each key below the pinned upper, in the declared columns."""
-    rows = tail_rows(spark, spec, pins)
-    if pins.base is None:
-        if rows is None:
+    files = tail_files(spec, pins)
+    if files is None:
+        if pins.base is None:
             return no_rows(spark, spec.declared)
-        tail = _folded(rows, spec, pins)
-        return tail.where(F.col(OP) == UPSERT).select(*spec.columns)
+        return read_state(spark, spec, pins.base)
+    rows = log_rows(spark, spec, files, lower=pins.lower, upper=pins.upper)
+    last = _folded(rows, files, spec, pins)
+    if pins.base is None:
+        return last.where(F.col(OP) == UPSERT).select(*spec.columns)
     version = same_rows(spec, spec.state, pins.base.version)
     state = _state_at(spark, spec, pins.base, version)
-    if rows is None:
-        return state
     if not spec.rule.keys:
         return state.unionAll(rows.select(*spec.columns))
-    files = log_files(spec, lower=pins.lower, upper=pins.upper, version=pins.log_version)
     short = partial(broadcastable, rows=sum(file.part.rows for file in files))
-    corrects = _may_correct(spec, pins)
-    last = folded(rows, spec, lower=pins.lower, upper=pins.upper, corrects=corrects)
+    spec = with_filled_keys(spec, files)
     # A correction voids other rows of the tail, so only the folded ones say what the state loses.
-    heads = last if corrects else rows.withColumn(SINCE, F.lit(None).cast("bigint"))
+    heads = last if may_correct(spec, files) else rows.withColumn(SINCE, F.lit(None).cast("bigint"))
     if spec.rule.sequence_by is None:
         return _with_tail(state, heads, last, None, spec, short)
     dead = read_tombstones(spark, spec, pins.base)
@@ -191,9 +188,7 @@ def fresh(spark: SparkSession, spec: StateSpec, pins: Pins) -> DataFrame:
         # Only these are compared with the tail, so that neither is shuffled where the tail is short.
         dead = short(dead.alias(TARGET).join(keys.alias(SOURCE), same, "left_semi"))
     living, tail = (without_tombstoned(frame, dead, spec) for frame in (heads, last))
-    newer = newer_rows(
-        state, spec, lower=pins.lower, upper=pins.upper, log_version=pins.log_version, version=version
-    )
+    newer = newer_rows(state, files, spec, version=version)
     return _with_tail(state, living, tail, newer, spec, short)
 
 
@@ -328,7 +323,8 @@ def open_errors(spark: SparkSession, spec: StateSpec, quarantine_uri: str, pins:
         return no_rows(spark, RECORD)
     if pins.log_version == VERSION_NONE:
         return errors
-    rows = log_rows(spark, spec, lower=lower, upper=pins.upper, version=pins.log_version)
+    tail = log_files(spec, lower=lower, upper=pins.upper, version=pins.log_version)
+    rows = log_rows(spark, spec, tail, lower=lower, upper=pins.upper)
     key = key_text({name: quoted(name) for name in spec.rule.keys})
     keyed = rows.selectExpr(f"{key} AS {KEY}", f"{_WHEN} AS {_LAST}")
     # The log may be long; only rows of keys with errors pass.
