@@ -93,7 +93,7 @@ export function actionsOfPipeline(status) {
   if (behind) found.push({ key: "publish", verb: "publish", label: "Publish now", effect: "a run of this DAG brings the states up to their logs", body: {} });
   const one = status.candidate;
   if (one) {
-    const first = one.behind ? `catches up with ${one.behind.toLocaleString("en")} transactions, then ` : "";
+    const first = one.behind ? `catches up with ${one.behind === 1 ? "1 transaction" : `${one.behind.toLocaleString("en")} transactions`}, then ` : "";
     const body = { candidate: one.identity };
     found.push(
       { key: `promote ${one.identity}`, verb: "promote", label: `Promote generation ${one.generation}`, effect: `a run of the DAG that replaces settings ${first}puts it in charge`, body },
@@ -104,13 +104,13 @@ export function actionsOfPipeline(status) {
 }
 
 function releaseOf(shard, txn) {
-  return { key: `release ${shard} ${txn}`, verb: "release", label: `Release ${shard}`, effect: `its log passes transaction ${txn}, which was held`, body: { shard } };
+  return { key: `release ${shard} ${txn}`, verb: "release", label: `Release ${shard}`, effect: `its log continues past transaction ${txn}, which was held`, body: { shard } };
 }
 
 export function actionsOfOpen(txn) {
   return [
-    { key: `accept ${txn}`, verb: "accept", label: `Accept transaction ${txn}`, effect: "seals it as the gate has seen it, although it is red", body: { txn } },
-    { key: `skip ${txn}`, verb: "skip", label: `Skip transaction ${txn}`, effect: "passes over it for good: its input is never applied", body: { txn } },
+    { key: `accept ${txn}`, verb: "accept", label: `Accept transaction ${txn}`, effect: "seals it as staged, although the gate is red", body: { txn } },
+    { key: `skip ${txn}`, verb: "skip", label: `Skip transaction ${txn}`, effect: "skips it permanently: its input is never applied", body: { txn } },
   ];
 }
 
@@ -121,6 +121,6 @@ export function actionsOfTransaction(one) {
   const found = Object.keys(one.waits).map((shard) => releaseOf(shard, one.txn));
   found.push({ key: "replay", verb: "replay", label: "Replay", effect: "reads its input again and proves it; writes nothing", body });
   const verdicts = one.journal.filter((entry) => entry.event === "verified").map((entry) => entry.detail.verdict);
-  if (verdicts.length && verdicts[verdicts.length - 1] === "differs") found.push({ key: "repair", verb: "repair", label: "Repair", effect: "restores its parts from input that is as it was", body });
+  if (verdicts.length && verdicts[verdicts.length - 1] === "differs") found.push({ key: "repair", verb: "repair", label: "Repair", effect: "restores its parts from unchanged input", body });
   return found;
 }

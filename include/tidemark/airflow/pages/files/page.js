@@ -221,7 +221,7 @@ async function showTransactions(part) {
     refresh();
   });
   part("rows").replaceChildren(transactionsTable("Transactions, newest first", rows, empty), next ? more : "");
-  box.querySelector("input").setAttribute("title", `${total} transactions`);
+  box.querySelector("input").setAttribute("title", total === 1 ? "1 transaction" : `${total} transactions`);
 }
 
 async function showPipeline(part) {

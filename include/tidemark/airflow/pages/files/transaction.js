@@ -40,24 +40,24 @@ function waysOut(one) {
     const why = refused?.event === "refused" ? refused.detail.why : failed.join("; ") || (identical ? "" : refused?.detail.finding);
     if (!why) return el("p", { class: "warn" }, "open: not sealed yet");
     return told(`not sealed: ${why}`, [
-      "mend the cause and clear the run from ingest on: the same input is staged and checked again",
-      ...(failed.length ? ["set the rows aside that don't meet the expectation: write `action: quarantine` for it in the pipeline file, and clear the run from ingest on"] : []),
-      `accept it as it is staged, or skip it for good: below, or \`tidemark accept ${file} ${one.txn} --reason "..."\`, \`tidemark skip ${file} ${one.txn} --reason "..."\``,
+      "correct the cause, then clear the run from ingest on: the same input is staged and checked again",
+      ...(failed.length ? ["quarantine the rows that don't meet the expectation: write `action: quarantine` for it in the pipeline file, and clear the run from ingest on"] : []),
+      `accept it as staged, or skip it permanently: below, or \`tidemark accept ${file} ${one.txn} --reason "..."\`, \`tidemark skip ${file} ${one.txn} --reason "..."\``,
     ]);
   }
   const words = last?.event === "verified" ? last.detail.verdict : "identical";
   if (words === "differs") return told(`the last replay differs: ${last.detail.finding}`, [
     one.sampled ? (one.may_act ? `see some of the keys below` : `${one.sampled === 1 ? "1 key is" : `${count(one.sampled)} keys are`} on record; only users who may edit the DAG see them`) : "replay it: the replay records some of the keys that differ",
     `see both values of each: \`tidemark replay ${file} --from ${one.txn} --to ${one.txn}\` on a terminal; no other value of a row is shown here`,
-    "if a part was lost or damaged and the input is as it was: repair restores the sealed parts",
-    "if the input was changed: bring back what was read; what is sealed stays as it is",
+    "if a part was lost or damaged and the input is unchanged: repair restores the sealed parts",
+    "if the input was changed: restore the input that was read; the sealed rows stay as they are",
   ]);
   const waits = Object.entries(one.waits);
   if (words === "identical" && waits.length) return told(`sealed, but held: ${waits.map(([shard, why]) => `shard ${shard}: ${why}`).join("; ")}`, [
     `check its rows, then release the shard: below, or ${waits.map(([shard]) => `\`tidemark release ${file} ${shard} --reason "..."\``).join(", ")}`,
     "until then its log takes no later transaction either; other shards go on",
   ]);
-  if (words !== "identical") return told(`the last replay: ${last.detail.finding}`, ["the tables are as they were sealed; this replay could not prove it", "bring the input back, or keep it longer at its source, and replay"]);
+  if (words !== "identical") return told(`the last replay: ${last.detail.finding}`, ["the tables are as they were sealed; this replay could not prove it", "restore the input, or keep it longer at its source, and replay"]);
   return "";
 }
 
