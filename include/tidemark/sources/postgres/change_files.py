@@ -72,8 +72,9 @@ class ChangeFiles:
         path = self.folder / f"{prefix}-{content[:12]}.json.zst"
         if path.exists():
             # The process that linked it may have died before the name was durable, or its sync has failed,
-            # and a sync of the same name again proves nothing.
-            self.replace(path, data)
+            # and a sync of the same name again proves nothing. The time stays, so that captures which
+            # overlap offer the same input.
+            self.replace(path, data, mtime_ns=path.stat().st_mtime_ns)
         else:
             self.write(path, data)
         found = path.stat()
@@ -118,11 +119,15 @@ class ChangeFiles:
             aside.unlink(missing_ok=True)
             _sync(self.folder)
 
-    def replace(self, path: Path, data: bytes) -> None:
-        """Write a file atomically over an existing one; durable when this returns."""
+    def replace(self, path: Path, data: bytes, *, mtime_ns: int | None = None) -> None:
+        """Write a file atomically over an existing one; durable when this returns. `mtime_ns` is the time
+        that it gets, by default now."""
         with self._writing():
             self._make()
-            self._aside(data).replace(path)
+            aside = self._aside(data)
+            if mtime_ns is not None:
+                os.utime(aside, ns=(mtime_ns, mtime_ns))
+            aside.replace(path)
             _sync(self.folder)
 
     @contextmanager
