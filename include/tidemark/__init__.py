@@ -35,12 +35,13 @@ if TYPE_CHECKING:
         TidemarkError,
     )
     from tidemark.core.lease import LeaseLost
-    from tidemark.core.log import Limits, Truncated
-    from tidemark.core.reading import Frozen
+    from tidemark.core.log import BeforeReplacement, Limits, Truncated
+    from tidemark.core.reading import Frozen, ShardReplaced
 
 __version__ = "0.1.0"
 __all__ = [
     "Batch",
+    "BeforeReplacement",
     "ConfigInvalid",
     "Consumer",
     "Determinate",
@@ -53,6 +54,7 @@ __all__ = [
     "PipelineConfig",
     "Problem",
     "RunResult",
+    "ShardReplaced",
     "TidemarkError",
     "Together",
     "Truncated",
@@ -69,6 +71,7 @@ __all__ = [
 
 _MODULES: Final = {
     "Batch": "tidemark.app.consume",
+    "BeforeReplacement": "tidemark.core.log",
     "ConfigInvalid": "tidemark.config",
     "Consumer": "tidemark.app.consume",
     "Determinate": "tidemark.core.errors",
@@ -81,6 +84,7 @@ _MODULES: Final = {
     "PipelineConfig": "tidemark.config",
     "Problem": "tidemark.config",
     "RunResult": "tidemark.app.publish",
+    "ShardReplaced": "tidemark.core.reading",
     "TidemarkError": "tidemark.core.errors",
     "Together": "tidemark.app.views",
     "Truncated": "tidemark.core.log",

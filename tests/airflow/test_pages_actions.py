@@ -394,7 +394,7 @@ def test_a_promotion_is_a_run_of_the_dag_that_replaces_settings_for_the_candidat
     assert (answer.status_code, answer.json()["dag_id"]) == (200, "replace")
     asked = {
         "pipeline": "mine", "reason": "it was compared", "txn_from": 1, "txn_to": None, "from_now": False,
-        "candidate": seen.identity, "promote": True,
+        "replace": [], "candidate": seen.identity, "promote": True,
     }  # fmt: skip
     assert rig.started == [("replace", asked, "it was compared")]
     ((event, detail),) = rig.journal(0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.contract.helpers import SHARDS
-from tidemark.core.ids import ShardId
-from tidemark.core.ledger import UPPER, Committed, Put
+from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.ledger import LINK, UPPER, Committed, Conflict, Put
+from tidemark.core.log import REPLACED, LogEntry, begins_at
+from tidemark.core.seal import Part
 from tidemark.core.shape import Shape
 from tidemark.ports.control import Control
 
@@ -57,3 +59,43 @@ def test_the_shards_of_a_pipeline_are_listed_whatever_a_file_says(
         control.log(shard).declare(SHAPE)
     control.bindings.commit(control.bindings.head(), Put({}, (), None))
     assert set(open_control().shards()) == {SHARDS[0], NEW}
+
+
+def replacing(txn: int, shape: Shape) -> Put[LogEntry, None]:
+    """The put of an entry that replaces a log."""
+    part = Part(f"_txn-{txn:020}/w/part-0.parquet", 2, 10)
+    entry = LogEntry(Txn(txn), WriterToken("w"), (part,), 5, Txn(txn - 1), shape, 1)
+    marks = {UPPER: txn + 1, LINK: 5, REPLACED: txn}
+    return Put(marks, (entry,), None)
+
+
+def test_an_entry_that_replaces_a_log_is_all_that_it_has_under_its_own_shape(
+    open_control: Callable[[], Control],
+) -> None:
+    other = Shape({"id": "STRING", "more": "DATE"}, ("more",), "id", frozenset(["more"]))
+    log = open_control().log(NEW)
+    log.declare(SHAPE)
+    before = Part(f"_txn-{1:020}/a/part-0.parquet", 1, 10)
+    first = LogEntry(Txn(1), WriterToken("a"), (before,))
+    assert isinstance(log.commit(log.head(), Put({UPPER: 2}, (first,), None)), Committed)
+    reader, stale = open_control().log(NEW), open_control().log(NEW)
+    old, slept = reader.head(), stale.head()
+    assert isinstance(log.commit(log.head(), replacing(3, other)), Committed)
+    assert [one.txn for one in reader.read(1, 4)] == [1], "a version that was read stays as it is"
+    assert isinstance(stale.commit(slept, replacing(3, other)), Conflict)
+    for handle in (log, open_control().log(NEW), reader):
+        head = handle.head()
+        assert (head.upper, head.link, begins_at(head)) == (4, 5, 3)
+        assert begins_at(old) == 0
+        assert [one.txn for one in handle.read(1, 4)] == [3]
+        assert [(one.part.path, one.txn_first) for one in handle.files()] == [
+            (f"_txn-{3:020}/w/part-0.parquet", 3)
+        ]
+        assert handle.shape() == other
+    reader.declare(SHAPE)
+    stale.declare(SHAPE)
+    assert open_control().log(NEW).shape() == other, "the shape of before comes back for nobody"
+    entry = LogEntry(Txn(4), WriterToken("b"), (Part(f"_txn-{4:020}/b/part-0.parquet", 1, 10),))
+    assert isinstance(log.commit(log.head(), Put({UPPER: 5}, (entry,), None)), Committed)
+    assert log.head().upper == 5
+    assert [one.txn for one in log.read(1, 5)] == [3, 4]

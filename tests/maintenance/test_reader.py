@@ -23,8 +23,9 @@ from tidemark.core.ledger import Event
 from tidemark.core.reading import Frozen, lease_name
 from tidemark.core.seal import Part
 from tidemark.delta.parts import DeltaParts
-from tidemark.pipeline.consume import Range, Reading, ShardReader, skip_for_consumer
+from tidemark.pipeline.consume import Range, Reading, ShardReader
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.freezes import skip_for_consumer
 from tidemark.pipeline.leases import Leases, take_hold
 from tidemark.pipeline.repair import repair
 

@@ -24,7 +24,8 @@ from tidemark.core.publish import StateCommit
 from tidemark.core.reading import Frozen, lease_name
 from tidemark.delta.parts import DeltaParts
 from tidemark.pipeline import listing
-from tidemark.pipeline.consume import Reading, ShardReader, skip_for_consumer
+from tidemark.pipeline.consume import Reading, ShardReader
+from tidemark.pipeline.freezes import skip_for_consumer
 from tidemark.pipeline.leases import take_hold
 from tidemark.pipeline.publish import put_record
 from tidemark.ports.control import LogListing

@@ -28,7 +28,7 @@ from tidemark.core.lease import LeaseLost
 from tidemark.core.ledger import Event
 from tidemark.core.log import Limits
 from tidemark.core.reading import Frozen
-from tidemark.pipeline.consume import skip_for_consumer
+from tidemark.pipeline.freezes import skip_for_consumer
 from tidemark.pipeline.publish import publish
 
 pytestmark = pytest.mark.spark

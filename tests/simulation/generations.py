@@ -12,8 +12,15 @@ from typing import Any
 
 from tests.simulation.checker import ensure
 from tests.simulation.scheduler import Scheduler
-from tests.support.memory.fold import fold, visible
-from tests.support.memory.generations import SHARDS, GenerationWorld, decoded, rules_of, settings
+from tests.support.memory.fold import Change, fold, visible
+from tests.support.memory.generations import (
+    SHARDS,
+    GenerationWorld,
+    decoded,
+    rules_of,
+    settings,
+    shapes_in,
+)
 from tests.support.memory.ledger import Crash
 from tests.support.memory.source import SourceRecord
 from tidemark.core.binding import Binding, Configuration
@@ -21,9 +28,10 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.generation import Candidate, CandidateState
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.replay import Verdict
-from tidemark.core.seal import Decision, Fenced, Seal
+from tidemark.core.seal import Decision, Seal
 from tidemark.pipeline.context import binding_at
 from tidemark.pipeline.maintain import sweep
+from tidemark.pipeline.promotion import NotReady
 from tidemark.pipeline.reclock import mint
 from tidemark.pipeline.run import finish, replay, run
 
@@ -35,7 +43,12 @@ RULES: tuple[dict[str, Any], ...] = (
     {"without": [0]},
     {"times": 10, "of": ["b"]},
     {"without": [2], "of": ["a"]},
+    {"half": True},
+    {"half": True, "times": 10, "of": ["b"]},
+    {"text": True},
 )
+SHAPED = {"half": False}
+"""So that every configuration declares shapes."""
 GRACE_SECONDS = (0.0, 3.0, 30.0)
 ROUNDS_MAX = 4
 
@@ -48,7 +61,7 @@ class GenerationSimulation(GenerationWorld):
         rng = self.rng = self.scheduler.rng
         self.scheduler.fault_rate = rng.choice((0.0, 0.01, 0.03))
         self.scheduler.land_one = lambda: next(self.warehouse.land_delayed(), None)
-        super().__init__(records_max=rng.choice((1, 3, 100)))
+        super().__init__(records_max=rng.choice((1, 3, 100)), **SHAPED)
         self.produce(rng.randint(1, 3))
         self.run()
         spawn = self.scheduler.spawn
@@ -118,7 +131,7 @@ class GenerationSimulation(GenerationWorld):
                 break
         for _ in range(self.rng.randint(1, 30)):
             self.scheduler.pause()
-            with suppress(Crash, Determinate, Fenced):
+            with suppress(Crash, Determinate, InvalidUsage):
                 txn = pipeline.control.seals.head().upper
                 if txn >= pipeline.control.bindings.head().upper:
                     continue
@@ -131,10 +144,10 @@ class GenerationSimulation(GenerationWorld):
         """A process that takes a file for the one in charge that was not promoted. No candidate gets its
         number: an edit under the number in charge would hold."""
         self.wait(40)
-        proposal = settings(self.generation + 100, times=5)
+        proposal = settings(self.generation + 100, **SHAPED, times=5)
         pipeline = self.made(self.warehouse, self.files, proposal, self.scheduler)
         for _ in range(self.rng.randint(1, 4)):
-            with suppress(Crash, Determinate, Fenced):
+            with suppress(Crash, Determinate, InvalidUsage):
                 txn = pipeline.control.seals.head().upper
                 if self.rng.random() < 0.5 or txn >= pipeline.control.bindings.head().upper:
                     mint(pipeline, self.attempt())
@@ -147,7 +160,7 @@ class GenerationSimulation(GenerationWorld):
             self.wait(200)
             if self.generation:
                 with suppress(Crash, Determinate, InvalidUsage):
-                    self.rollback(self.scheduler)
+                    self.rollback(self.scheduler, replaces=SHARDS)
 
     def starter(self) -> None:
         for _ in range(self.rng.randint(1, 3)):
@@ -159,8 +172,15 @@ class GenerationSimulation(GenerationWorld):
                 known["until"] = Txn(rng.choice((0, known["since"], known["since"] + 2)))
             elif rng.random() < 0.1:
                 known["from_now"] = True
+            elif rng.random() < 0.9:
+                known["replaces"] = SHARDS
+            new = settings(self.generation + 1, **{**SHAPED, **rng.choice(RULES)})
+            if {"since", "from_now"} & known.keys() and shapes_in(new) != shapes_in(
+                self.opened().configuration
+            ):
+                continue  # A plan refuses it.
             with suppress(Crash, Determinate, InvalidUsage):
-                self.start(settings(self.generation + 1, **rng.choice(RULES)), self.scheduler, **known)
+                self.start(new, self.scheduler, **known)
 
     def follower(self) -> None:
         for _ in range(self.rng.randint(1, ROUNDS_MAX)):
@@ -211,7 +231,8 @@ class GenerationSimulation(GenerationWorld):
         self.scheduler.now_seconds += 1_000
         self.run()
         if self.candidate is not None and self.rng.random() < 0.5:
-            self.promote(self.candidate)
+            with suppress(NotReady):  # Nobody has agreed to replace a shard.
+                self.promote(self.candidate)
         self.produce(1)
         self.run()
         sweep(self.opened())
@@ -223,7 +244,7 @@ class GenerationChecker:
 
     def __init__(self, world: GenerationSimulation) -> None:
         self.world = world
-        self.promoted = self.skipped = self.untouched = 0
+        self.promoted = self.skipped = self.untouched = self.replaced = 0
         self.reads: dict[int, Configuration] = {}
         """The configuration that the tables have each transaction by, at the cut that is looked at."""
 
@@ -285,6 +306,8 @@ class GenerationChecker:
                     candidate = None
                     self.promoted += 1
                     self.untouched += any(shard not in record.shards for shard in SHARDS)
+                    self.replaced += bool(record.replaced)
+                    self.check_replaced(record, before[1], in_charge)
                 case Seal():
                     made = record.configuration or self.world.bindings[record.txn - 1].configuration
                     if promotion is not None and promotion.txn == record.txn:
@@ -299,10 +322,27 @@ class GenerationChecker:
                 self.check_tables(record.txn)
         ensure(self.world.generation == in_charge.generation, "another generation is in charge")
 
+    def check_replaced(self, seal: Seal, before: Configuration, after: Configuration) -> None:
+        """Exactly the shards are replaced that get another key or type; one without rows has none yet."""
+        old, new = shapes_in(before), shapes_in(after)
+        touched = {shard for one in self.world.seals[: seal.txn - 1] for shard in one.shards}
+        wanted = {shard for shard in touched if old[shard] != new[shard]}
+        ensure(set(seal.replaced) == wanted, f"{seal.txn} replaces {set(seal.replaced)}, not {wanted}")
+
+    def rows_at(self, shard: ShardId, txn: Txn) -> list[Change]:
+        """The rows that a log has as of a transaction, by the seals; their files are kept."""
+        rows: list[Change] = []
+        for seal in self.world.seals[:txn]:
+            if shard in seal.replaced:
+                rows = []
+            parts = seal.shards[shard].parts if shard in seal.shards else ()
+            rows += [row for part in parts for row in self.world.files[part.path]]
+        return rows
+
     def check_tables(self, txn: Txn) -> None:
         """The tables as of a transaction are what the rules make of everything up to there."""
         for shard in SHARDS:
-            rows = [row for row in self.world.rows(shard) if row.txn <= txn]
+            rows = self.rows_at(shard, txn)
             found, wanted = visible(fold(rows)), self.recomputed_at(shard, txn)
             ensure(found == wanted, f"{shard} has {found} at {txn}, and should have {wanted}")
 
@@ -318,18 +358,26 @@ class GenerationChecker:
     def check_logs(self) -> None:
         sealed = set()
         for shard in SHARDS:
-            wanted = [(s.txn, s.token, s.shards[shard].parts) for s in self.world.seals if shard in s.shards]
+            touching = [one for one in self.world.seals if shard in one.shards]
+            sealed |= {part.path for one in touching for part in one.shards[shard].parts}
+            begins = max((one.txn for one in touching if shard in one.replaced), default=0)
+            wanted = [(s.txn, s.token, s.shards[shard].parts) for s in touching if s.txn >= begins]
             found = [(one.txn, one.token, one.parts) for one in self.world.log(shard)]
             ensure(found == wanted, f"log {shard} has {found}, the seals say {wanted}")
-            sealed |= {part.path for _, _, parts in wanted for part in parts}
         ensure(set(self.world.files) == sealed, f"other files than sealed: {set(self.world.files) ^ sealed}")
 
     def check_replays(self) -> None:
         upper = self.world.sealed_upper
         found = replay(self.world.opened(), self.world.attempt(), txn_from=Txn(1), txn_to=Txn(upper - 1))
         for one in found:
-            wanted = self.world.seals[one.txn - 1].decision is Decision.SKIPPED or one.verdict
-            ensure(wanted in (True, Verdict.IDENTICAL), f"{one}")
+            seal = self.world.seals[one.txn - 1]
+            lost = seal.decision is Decision.CORRECTED and any(
+                seal.shards[shard].parts and shard in later.replaced
+                for later in self.world.seals[one.txn :]
+                for shard in seal.shards
+            )
+            wanted = Verdict.NOT_COMPARABLE if lost else Verdict.IDENTICAL
+            ensure(seal.decision is Decision.SKIPPED or one.verdict is wanted, f"{one}")
 
 
 def restored_as(configuration: Configuration, other: Configuration) -> Configuration:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from tests.simulation.generations import GenerationSimulation, check
-from tidemark.core import seal
+from tests.support.memory.generations import MemoryCorrector
+from tidemark.core import log, seal
 from tidemark.core.generation import Correction, PromotionOpen, Superseded
 from tidemark.core.ids import ShardId
 from tidemark.pipeline import candidates, promotion, reclock
@@ -33,6 +35,7 @@ def test_one_generation_is_in_charge_and_the_tables_are_right_in_every_interleav
     assert promoted > size / 4, "promotions are to be seen"
     assert skipped > size / 20, "promotions that were given up are to be seen"
     assert sum(one.untouched > 0 for one in found) > size / 20, "shards that don't change are to be seen"
+    assert sum(one.replaced > 0 for one in found) > size / 20, "replaced shards are to be seen"
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -71,10 +74,13 @@ def difference_of_another_cut() -> Iterator[None]:
         found = {shard: corrector.difference(shard, upper=upper) for shard in shards}
 
         class Early:
-            engine, settings = corrector.engine, corrector.settings
+            engine, settings, check = corrector.engine, corrector.settings, corrector.check
 
-            def correct(self, shards: Any, watermark: Any, **known: Any) -> dict[Any, Correction]:
-                return {shard: corrector.stage(shard, found[shard], **known) for shard in shards}
+            def correct(self, shards: Any, *, replaced: Any, **known: Any) -> dict[Any, Correction]:
+                whole = corrector.correct(tuple(replaced), replaced=replaced, **known)
+                del known["watermark"]
+                rest = (shard for shard in shards if shard not in replaced)
+                return whole | {shard: corrector.stage(shard, found[shard], **known) for shard in rest}
 
         return promote(pair, attempt, Early(), shards, **known)
 
@@ -182,6 +188,39 @@ def an_earlier_promotion_is_overlooked() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def a_replaced_log_keeps_its_old_rows() -> Iterator[None]:
+    """The whole new state stands beside what it replaces."""
+    entry_of = log.entry_of
+    kept = patch.object(log, "entry_of", lambda *known: replace(entry_of(*known), replaced=None))
+    with kept:
+        yield
+
+
+@contextmanager
+def a_replaced_shard_gets_only_the_difference() -> Iterator[None]:
+    correct = MemoryCorrector.correct
+
+    def difference(self: Any, shards: Any, **known: Any) -> Any:
+        return correct(self, shards, **{**known, "replaced": ()})
+
+    with patch.object(MemoryCorrector, "correct", difference):
+        yield
+
+
+@contextmanager
+def a_replaced_shard_is_taken_for_equal() -> Iterator[None]:
+    """Its transactions have the same rows in both generations, so nothing is staged for it."""
+    corrected = promotion._corrected
+
+    def without(pair: Any, attempt: Any, corrector: Any, shards: Any, *known: Any) -> Any:
+        found = corrected(pair, attempt, corrector, shards, *known)
+        return {one: correction for one, correction in found.items() if one not in known[-2]}
+
+    with patch.object(promotion, "_corrected", without):
+        yield
+
+
 MUTANTS: tuple[Callable[[], Any], ...] = (
     readiness_of_an_older_revision,
     an_abort_that_asks_for_no_promotion,
@@ -195,6 +234,9 @@ MUTANTS: tuple[Callable[[], Any], ...] = (
     shards_that_differ_are_not_compared,
     the_last_transaction_below_is_not_looked_at,
     an_earlier_promotion_is_overlooked,
+    a_replaced_log_keeps_its_old_rows,
+    a_replaced_shard_gets_only_the_difference,
+    a_replaced_shard_is_taken_for_equal,
 )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.support.deployed import arrive, attempt
 from tests.support.state import rows_of
-from tidemark.app.consume import Consumer
+from tidemark.app.consume import Consumer, accept_replacement, consumers_of
 from tidemark.app.deployment import Deployment
 from tidemark.app.generation import Generations
 from tidemark.app.generation_plan import plan
@@ -21,8 +23,10 @@ from tidemark.config import PipelineConfig
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.generation import Superseded
 from tidemark.core.ids import QUARANTINE, ShardId, Txn
+from tidemark.core.log import BeforeReplacement
+from tidemark.core.reading import ShardReplaced
 from tidemark.core.replay import Verdict
-from tidemark.pipeline.publish import verify_state
+from tidemark.pipeline.publish import rebuild, verify_state
 from tidemark.pipeline.run import replay
 from tidemark.spark.state_table import specs_of
 from tidemark.spark.views import ErrorPins
@@ -230,3 +234,125 @@ def test_with_a_sequence_a_promotion_wins_and_later_records_compete_with_it(
     assert rows_of(read(new, "t", view="state")) == rows(new)
     assert verify_state(new.control, new.state(), T) is not None
     assert open_errors(new, "t").collect() == []
+
+
+def _after(deployment: Deployment) -> None:
+    """State and fresh view agree, and the state is what was published."""
+    assert verify_state(deployment.control, deployment.state(), T) is not None
+    assert rows_of(read(deployment, "t", view="state")) == rows(deployment)
+
+
+def test_another_key_type_and_order_replace_a_shard(spark: SparkSession, tmp_path: Path) -> None:
+    old = opened(spark, tmp_path, 0, OLD)
+    arrive(old, kv(1, "a", 5), kv(2, "a", 6), kv(3, "b", 7), kv(4, "gone", 1))
+    copy = applied(old, {})
+    arrive(old, kv(1, "c", 8), kv(3, "gone", 9), kv(5, "c", 2))
+    run_and_publish(old, attempt())
+    before = rows(old)
+
+    # Another key, and another type of a column: two rows have the key c, and the last of them counts.
+    by_value = {**OLD, "keys": ["v"], "schema": "k INT, v STRING, n BIGINT"}
+    works = Generations(opened(spark, tmp_path, 1, by_value))
+    found = plan(works.deployment)
+    assert found.replaced == {"t": ("column n INT -> BIGINT", "keys [k] -> [v]")}
+    assert (found.stops, found.refused) == (("copy/t",), ())
+    with pytest.raises(InvalidUsage, match=r"replaces shard t: .*consumers copy/t stop"):
+        works.start(reason="by value")
+    with pytest.raises(InvalidUsage, match="is replaced only where all its input is read again"):
+        works.start(reason="by value", from_now=True, replaces=["t"])
+    pair = works.pair(works.start(reason="by value", replaces=["t"]))
+    list(pair.follow(attempt()))
+    compared = pair.compare()[T]
+    assert (compared.inserted, compared.changed, compared.deleted) == (3, 0, 3)
+    assert rows(old) == before, "nobody has seen anything of it"
+    assert pair.promote(attempt()).txn == 3
+    new = opened(spark, tmp_path, 1, by_value)
+    assert (new.config.generation, new.proposal) == (1, "")
+    assert {row["v"]: (row["k"], row["n"]) for row in read(new, "t").collect()} == {
+        "a": (2, 6), "b": (3, 7), "c": (5, 2),
+    }  # fmt: skip
+    _after(new)
+    _by_others(new)
+    for work in (lambda: read(new, "t", as_of=2), lambda: read(new, "t", view="log", as_of=1)):
+        with pytest.raises(BeforeReplacement, match="transaction 3 replaced it"):
+            work()
+    assert [row["_txn"] for row in read(new, "t", view="log").collect()] == [3, 3, 3]
+    found_now = replay(new.pipeline, attempt(), txn_from=Txn(1), txn_to=Txn(3))
+    assert [one.verdict for one in found_now] == [Verdict.IDENTICAL] * 3
+    with pytest.raises(Superseded):
+        read(old, "t")
+    arrive(new, kv(9, "a", 3_000_000_000), kv(10, "c", 1), kv(11, "d", 1))
+    run_and_publish(new, attempt())
+    _after(new)
+    wanted = {"a": (9, 3_000_000_000), "b": (3, 7), "c": (10, 1), "d": (11, 1)}
+    assert {row["v"]: (row["k"], row["n"]) for row in read(new, "t").collect()} == wanted
+    _consumed(new, copy, wanted)
+    _ordered(spark, tmp_path, by_value)
+
+
+def _by_others(deployment: Deployment) -> None:
+    """Programs that know nothing of Tidemark read the new state at the old address."""
+    uri = f"{deployment.shard_uri(T)}/state"
+    table = DeltaTable(uri)
+    assert {field.name: str(field.type) for field in table.schema().fields}["n"] == 'PrimitiveType("long")'
+    assert pl.read_delta(uri).sort("v").rows() == [(2, "a", 6), (3, "b", 7), (5, "c", 2)]
+    publishes = deployment.control.publishes(T)
+    versions = {one.txn: one.version for one in publishes.read(1, publishes.head().upper)}
+    assert pl.read_delta(uri, version=versions[Txn(2)]).sort("k").rows() == [
+        (1, "c", 8),
+        (2, "a", 6),
+        (5, "c", 2),
+    ]
+
+
+def _consumed(
+    deployment: Deployment, copy: dict[int, tuple[str, int]], wanted: dict[str, tuple[int, int]]
+) -> None:
+    """A consumer from before stops, agrees, and gets the whole new state."""
+    had = dict(copy)
+    with pytest.raises(ShardReplaced, match="transaction 3 replaced shard 't'"):
+        applied(deployment, copy)
+    assert copy == had
+    (status,) = consumers_of(deployment)
+    assert status.frozen == "transaction 3 replaced the shard: it has not agreed to a snapshot"
+    with pytest.raises(InvalidUsage, match="transaction 2 is not the one that replaced"):
+        accept_replacement(deployment, "t", "copy", 2)
+    accept_replacement(deployment, "t", "copy", 3)
+    with Consumer(deployment, "t", "copy") as consumer:
+        batch = consumer.snapshot()
+        assert (batch.is_snapshot, batch.txn) == (True, 4)
+        assert {row["v"]: (row["k"], row["n"]) for row in batch.frame.collect()} == wanted
+    with Consumer(deployment, "t", "copy", accept=3) as consumer:
+        consumer.snapshot()
+        consumer.delivered()
+        assert list(consumer.listen()) == []
+
+
+def _ordered(spark: SparkSession, root: Path, before: dict[str, Any]) -> None:
+    """An order: late records stay beaten, also by tombstones of before. Then back, with what has come."""
+    rule = {**before, "sequence_by": "n", "apply_as_deletes": "k = 9"}
+    works = Generations(opened(spark, root, 2, rule))
+    assert plan(works.deployment).replaced == {"t": ("sequence_by none -> n",)}
+    works.pair(works.start(reason="in order", replaces=["t"])).promote(attempt())
+    new = opened(spark, root, 2, rule)
+    assert {row["v"]: (row["k"], row["n"]) for row in read(new, "t").collect()} == {
+        "b": (3, 7), "c": (1, 8), "d": (11, 1), "gone": (3, 9),
+    }  # fmt: skip
+    _after(new)
+    arrive(new, kv(1, "a", 10), kv(2, "c", 7), kv(3, "d", 2))
+    for _ in range(2):
+        assert {row["v"]: (row["k"], row["n"]) for row in read(new, "t").collect()} == {
+            "b": (3, 7), "c": (1, 8), "d": (3, 2), "gone": (3, 9),
+        }  # fmt: skip
+        run_and_publish(new, attempt())
+        _after(new)
+    rebuild(new.control, new.state(), T, token=attempt().token, generation=2)
+    _after(new)
+    back = works.pair(Generations(opened(spark, root, 2, rule)).rollback(reason="no", replaces=["t"]))
+    assert back.promote(attempt()).txn == 7
+    last = opened(spark, root, 2, rule)
+    assert last.config.generation == 3
+    assert {row["v"]: (row["k"], row["n"]) for row in read(last, "t").collect()} == {
+        "a": (1, 10), "b": (3, 7), "c": (2, 7), "d": (3, 2),
+    }  # fmt: skip
+    _after(last)

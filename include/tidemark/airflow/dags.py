@@ -330,6 +330,13 @@ def _replace_form(files: Mapping[str, str]) -> dict[str, Param]:
         "from_now": Param(
             False, type="boolean", description="Read nothing again: later input gets the new settings"
         ),
+        "replace": Param(
+            [],
+            type=["array", "null"],
+            items={"type": "string"},
+            description="The shards that may get another key, type or order: their consumers stop until they"
+            " agree",
+        ),
         "promote": Param(False, type="boolean", description="Promote without asking"),
         "wait_seconds": Param(
             int(GRACE_SECONDS), type="integer", minimum=1, description="How long runs wait for the promotion"

@@ -62,8 +62,12 @@ class ReplacePlanOperator(BaseOperator):
             generations = generation.Generations(deployment)
             if params["candidate"]:
                 generations.required(params["candidate"])
+            replaces = params["replace"] or ()
             there = generations.going_on(
-                since=params["txn_from"], until=params["txn_to"] or 0, from_now=params["from_now"]
+                since=params["txn_from"],
+                until=params["txn_to"] or 0,
+                from_now=params["from_now"],
+                replaces=replaces,
             )
             if there is not None:
                 self.log.info("there is a candidate already, %s: it goes on", there.identity)
@@ -110,6 +114,7 @@ class GenerationOperator(SparkStepOperator):
             txn_from=params["txn_from"],
             txn_to=params["txn_to"] or 0,
             reason=params["reason"],
+            replace=",".join(params["replace"] or ()),
             wait_seconds=params["wait_seconds"],
             **self._answer(context),
             **more,

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
@@ -37,6 +38,7 @@ from tidemark.core.reading import Frozen, consumer_of, effect_key, lease_name, o
 from tidemark.delta.parts import DeltaParts
 from tidemark.delta.records import leases_codec
 from tidemark.pipeline.consume import Range, Reading, ShardReader
+from tidemark.pipeline.history import LOOKS_MAX, replaced_at
 from tidemark.pipeline.leases import TTL_SECONDS, Hold, Leases, take_hold
 from tidemark.pipeline.listing import readable
 
@@ -91,6 +93,7 @@ class Consumer:
     :param pipeline: a result of `load_pipeline`, the pipeline's name, or the path of its file
     :param spark: the session that reads; without one the warm Spark is used, or one is started
     :param start: the first transaction of a new consumer; by default the first one in the log's retention
+    :param accept: the transaction whose replacement of the shard this consumer agrees to (`ShardReplaced`)
     :param where: conditions `(column, comparison, value)`, all of which must hold for a row; files whose
         statistics rule that out are not opened. A delete is excluded only by a condition on its key
     :param limits: the maximum size of a batch
@@ -106,6 +109,7 @@ class Consumer:
         *,
         spark: SparkSession | None = None,
         start: int | None = None,
+        accept: int | None = None,
         where: Sequence[tuple[str, str, Any]] = (),
         limits: Limits | None = None,
         ttl_seconds: float = TTL_SECONDS,
@@ -116,6 +120,7 @@ class Consumer:
         self._name = name
         self._lease_name = lease_name(name, self._shard)
         self._start = None if start is None else Txn(start)
+        self._accept = None if accept is None else Txn(accept)
         self._conditions = tuple(Condition(*one) for one in where)
         self._limits = limits or Limits()
         self._ttl_seconds = ttl_seconds
@@ -140,6 +145,8 @@ class Consumer:
             wait_seconds=self._wait_seconds,
             stop=self._stop,
         )
+        if self._accept is not None and self._hold.lease.txn <= self._accept:
+            self._accept_now(self._hold, self._accept)
         keys = () if config.envelope == "append" else tuple(config.shard(self._shard).keys)
         self._reader = ShardReader(
             self._deployment.pipeline,
@@ -165,6 +172,15 @@ class Consumer:
                 _examine(reader, given, error)
         finally:
             hold.release()
+
+    def _accept_now(self, hold: Hold, txn: Txn) -> None:
+        try:
+            require_replaced(self._deployment, self._shard, txn)
+            hold.accept(txn)
+        except BaseException:
+            self._hold = None
+            hold.release()
+            raise
 
     @cached_property
     def _spec(self) -> StateSpec:
@@ -282,13 +298,31 @@ def _examine(reader: ShardReader, given: Range, error: BaseException | None) -> 
             error.add_note(f"whether the batch's files are to blame could not be found out: {unknown}")
 
 
+def require_replaced(deployment: Deployment, shard: ShardId, txn: Txn) -> None:
+    """`InvalidUsage` unless this transaction is the last one that replaced the shard."""
+    for _ in range(LOOKS_MAX):
+        deployment.control.seals.head()
+        replaced = replaced_at(deployment.control, shard)
+        if replaced == txn:
+            return
+    last = f"transaction {replaced} did last" if replaced else "none did"
+    raise InvalidUsage(f"transaction {txn} is not the one that replaced shard {shard!r}", hint=last)
+
+
+def accept_replacement(deployment: Deployment, shard: str, consumer: str, txn: int) -> Lease:
+    """Record that a consumer agrees to the replacement of its shard at a transaction."""
+    name = ShardId(deployment.config.shard(shard).name)
+    require_replaced(deployment, name, Txn(txn))
+    return leases_of(deployment).accept(lease_name(consumer, name), Txn(txn))
+
+
 # The status of consumers.
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
     """A consumer's frontier, its lag in transactions (None if the log can't be read), the holder that reads
-    for it now, and the reason if it is frozen."""
+    for it now, and the reason if it is frozen, or stops at a transaction that replaced its shard."""
 
     consumer: str
     shard: str
@@ -307,19 +341,31 @@ def held_leases(deployment: Deployment) -> list[Lease]:
 def consumers_of(deployment: Deployment) -> list[ConsumerStatus]:
     """The pipeline's consumers, from their leases."""
     found: list[ConsumerStatus] = []
+    with suppress(InvariantViolation):  # A consumer below says what is lost.
+        deployment.control.seals.head()
     for lease in held_leases(deployment):
         named = consumer_of(lease)
         if named is None:
             continue
         consumer, shard = named
         reading = lease.holder if lease.is_live else ""
-        frozen = frozen_at(deployment, consumer, shard, lease.txn)
+        frozen = stopped_at(deployment, shard, lease) or frozen_at(deployment, consumer, shard, lease.txn)
         try:
             lag = max(0, readable(deployment.control, shard).upper - lease.txn)
         except InvariantViolation as error:
             lag, frozen = None, frozen or error.fact
         found.append(ConsumerStatus(consumer, shard, lease.txn, lag, reading, frozen))
     return sorted(found, key=lambda one: (one.shard, one.consumer))
+
+
+def stopped_at(deployment: Deployment, shard: ShardId, lease: Lease) -> str:
+    """The transaction that replaced the shard and that a consumer does not have, as text; empty if there is
+    none."""
+    replaced = replaced_at(deployment.control, shard)
+    if replaced < lease.txn:
+        return ""
+    agreed = "it takes a snapshot next" if lease.accepted >= replaced else "it has not agreed to a snapshot"
+    return f"transaction {replaced} replaced the shard: {agreed}"
 
 
 def frozen_at(deployment: Deployment, consumer: str, shard: ShardId, txn: int) -> str:

@@ -58,14 +58,15 @@ class TableCorrector:
         forget tombstones that their log has."""
         return settings_by_shard(configuration).get(shard)
 
-    def check(self, shards: Sequence[ShardId], *, upper: Txn) -> None:
+    def check(self, shards: Sequence[ShardId], *, upper: Txn, replaced: Collection[ShardId] = ()) -> None:
         """Check the states of both generations that are read. What is folded from a log was read back before
         it was sealed."""
         for shard in shards:
             if shard == QUARANTINE:
                 continue
-            old, new = self._sides(shard, Txn(upper - 1))
-            if old.pins.base is not None:
+            new = self._new(shard, Txn(upper - 1))
+            old = self._old(shard, Txn(upper - 1)) if shard not in replaced else None
+            if old is not None and old.pins.base is not None:
                 check_rows(self._target.state(), shard, old.pins.base)
             if new.pins.base is None:
                 continue
@@ -78,7 +79,13 @@ class TableCorrector:
                 ) from error
 
     def correct(
-        self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None
+        self,
+        shards: Sequence[ShardId],
+        *,
+        txn: Txn,
+        token: WriterToken,
+        watermark: int | None,
+        replaced: Collection[ShardId] = (),
     ) -> Mapping[ShardId, Correction]:
         """Spark plans a small job in one thread, so several shards are compared at once."""
         from tidemark.spark.correction import CONFS
@@ -88,11 +95,12 @@ class TableCorrector:
             return {}
         # A ledger handle is for one thread.
         known = [shard for shard in shards if shard != QUARANTINE]
-        sides = {shard: self._sides(shard, Txn(txn - 1)) for shard in known}
+        new = {shard: self._new(shard, Txn(txn - 1)) for shard in known}
+        old = {shard: self._old(shard, Txn(txn - 1)) for shard in known if shard not in replaced}
         self._target.plane()
 
         def work(shard: ShardId) -> Correction:
-            return self._correct(shard, *sides[shard], txn=txn, token=token, watermark=watermark)
+            return self._correct(shard, old.get(shard), new[shard], txn=txn, token=token, watermark=watermark)
 
         # The confs are the session's, so no shard may set them back while another one is written.
         with confs_set(self._target.session(), CONFS):
@@ -129,15 +137,31 @@ class TableCorrector:
         return specs_of(self._target.config), specs_of(self._shadow.config)
 
     def _sides(self, shard: ShardId, as_of: Txn) -> tuple[Side, Side]:
-        both = zip((self._target, self._shadow), self._specs, strict=True)
-        found = [(deployment, specs.of(shard)) for deployment, specs in both]
-        old, new = (Side(spec, fresh_pins(one, spec, as_of=as_of)) for one, spec in found)
-        return old, new
+        return self._old(shard, as_of), self._new(shard, as_of)
+
+    def _old(self, shard: ShardId, as_of: Txn) -> Side:
+        spec = self._specs[0].of(shard)
+        return Side(spec, fresh_pins(self._target, spec, as_of=as_of))
+
+    def _new(self, shard: ShardId, as_of: Txn) -> Side:
+        spec = self._specs[1].of(shard)
+        return Side(spec, fresh_pins(self._shadow, spec, as_of=as_of))
 
     def _correct(
-        self, shard: ShardId, old: Side, new: Side, *, txn: Txn, token: WriterToken, watermark: int | None
+        self,
+        shard: ShardId,
+        old: Side | None,
+        new: Side,
+        *,
+        txn: Txn,
+        token: WriterToken,
+        watermark: int | None,
     ) -> Correction:
-        before, after = self._rows(old), self._rows(new)
+        """The difference of a shard's rows; without an old side, all rows."""
+        from tidemark.spark.tables import no_rows
+
+        after = self._rows(new)
+        before = self._rows(old) if old is not None else no_rows(self._target.session(), new.spec.declared)
         lacking = sorted(set(after.columns) - set(self._target.config.shard(shard).columns.names))
         if lacking:
             return Correction(
@@ -153,19 +177,22 @@ class TableCorrector:
 
         return fresh(self._target.session(), side.spec, side.pins)
 
-    def _dead(self, old: Side, new: Side, watermark: int | None) -> Dead:
+    def _dead(self, old: Side | None, new: Side, watermark: int | None) -> Dead:
         """The tombstones of both generations before a transaction. Later records are judged by the watermark
         that the promotion seals, so it says which tombstones they could still lose to. Those of the old
         generation that are too late by its own lateness may be removed by maintenance at any time."""
         from tidemark.spark.correction import Dead
         from tidemark.spark.views import tombstones
 
-        latenesses = (old.spec.lateness, self._before.get(old.spec.name))
+        target = self._specs[0].of(ShardId(new.spec.name))
+        latenesses = (target.lateness, self._before.get(target.name))
         line, old_line = (
             None if lateness is None or watermark is None else watermark - lateness for lateness in latenesses
         )
         spark = self._target.session()
-        before, after = (tombstones(spark, side.spec, side.pins) for side in (old, new))
+        before, after = (
+            tombstones(spark, side.spec, side.pins) if side is not None else None for side in (old, new)
+        )
         return Dead(before, after, line, old_line)
 
     def _correct_quarantine(self, txn: Txn, token: WriterToken) -> Correction:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,7 +29,8 @@ from tidemark.core.checksum import Digests
 from tidemark.core.errors import InvariantViolation, MissingExtra
 from tidemark.core.generation import Candidate, PromotionOpen, Superseded, is_from_file
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, ShardId, Txn, WriterToken
-from tidemark.core.publish import Policy
+from tidemark.core.log import begins_at
+from tidemark.core.publish import Policy, published_txn
 from tidemark.core.seal import Fenced, Opinion, Part, Staged
 from tidemark.core.shape import NewColumns, Outgrown, Shapes
 from tidemark.delta.control import DeltaControl
@@ -37,6 +38,7 @@ from tidemark.delta.schema import log_schema, properties_of, quarantine_schema
 from tidemark.pipeline.candidates import await_promotion, candidates, configuration_in_charge
 from tidemark.pipeline.checkpoint import is_paused, is_settled
 from tidemark.pipeline.context import Attempt, Pipeline, untouched, watermark_below
+from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.schema_change import not_taken, recorded_columns
 from tidemark.pipeline.validate import Pair
 from tidemark.ports.control import Control
@@ -123,8 +125,10 @@ class Deployment:
         *,
         storage_options: dict[str, str] | None = None,
         in_charge: bool = False,
+        replaced: Collection[ShardId] = (),
     ) -> None:
-        """`in_charge` takes the given configuration for the one in charge, whatever the history says."""
+        """`in_charge` takes the given configuration for the one in charge, whatever the history says. The
+        logs of `replaced` shards may have any shape: a promotion is about to replace them."""
         self.file = config
         """The configuration in the pipeline file. `declared` is the one in charge: the same, unless the file
         has another generation. `config` also has the columns that records have added."""
@@ -133,6 +137,7 @@ class Deployment:
         self.root = f"{config.tables_warehouse}/{config.name}"
         self.storage_options = storage_options
         self._is_forced = in_charge or config.is_shadow
+        self._replaced = frozenset(replaced)
         self._shadow: tuple[str, DeltaControl] | None = None
         self.is_in_charge = True
         """Whether the pipeline file's settings are in charge."""
@@ -144,7 +149,7 @@ class Deployment:
         self.__dict__.pop("unchecked", None)
         self._shapes = shapes = config.shapes
         self._names = tuple(shapes)
-        schemas = {shard: log_schema(shape) for shard, shape in shapes.items()}
+        schemas = {shard: log_schema(shape) for shard, shape in shapes.items() if shard not in self._replaced}
         schemas[QUARANTINE] = quarantine_schema()
         self.control = DeltaControl(
             config.tables_warehouse,
@@ -153,6 +158,7 @@ class Deployment:
             self.storage_options,
             properties={shard: properties_of(shape) for shard, shape in shapes.items()},
             growing=[shard for shard, shape in shapes.items() if shape.grows],
+            generation=config.generation,
         )
         self.pipeline = Pipeline(
             control=self.control,
@@ -372,7 +378,11 @@ class ShardKeys:
     def files(self, shard: ShardId) -> Sequence[Path]:
         from tidemark.delta.parts import files_of_shard
 
-        return files_of_shard(self._deployment.shard_uri(shard))
+        control, uri = self._deployment.control, self._deployment.shard_uri(shard)
+        published = published_txn(last_published(control, shard))
+        if begins_at(control.log(shard).head()) > published:
+            return files_of_shard(uri, ["log"])  # The state has other keys or types until it is published.
+        return files_of_shard(uri)
 
 
 class Expectations:

@@ -7,7 +7,7 @@ log of the pipeline while a candidate is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from tidemark.app.correction import TableCorrector
 from tidemark.app.deployment import Deployment, new_token
 from tidemark.app.generation_plan import plan, settings_between
 from tidemark.app.publish import publish_due
+from tidemark.app.views import read
 from tidemark.config import PipelineConfig
 from tidemark.config.model import SHADOWS
 from tidemark.core.binding import Configuration
@@ -33,7 +34,7 @@ from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.generation import Position, Recorded, Shadow
 from tidemark.pipeline.ingest import Progress, no_progress
 from tidemark.pipeline.leases import Leases
-from tidemark.pipeline.promotion import Promotion, promote, unchanged
+from tidemark.pipeline.promotion import Promotion, promote, replaced_shapes, unchanged
 from tidemark.ports.planes import Freed
 
 if TYPE_CHECKING:
@@ -70,17 +71,21 @@ class Generations:
             )
         return found
 
-    def going_on(self, *, since: int, until: int, from_now: bool) -> Candidate | None:
+    def going_on(
+        self, *, since: int, until: int, from_now: bool, replaces: Sequence[str] = ()
+    ) -> Candidate | None:
         """The candidate that is there, to go on with; None if there is none. `InvalidUsage` where it was
         started otherwise than this, or from another file."""
         found = self.candidate
         if found is None or found.undoes:
             return found
-        there, asked = (found.since, found.until, found.from_now), (since, until, from_now)
+        there = found.since, found.until, found.from_now, found.replaces
+        asked = since, until, from_now, tuple(sorted(map(ShardId, replaces)))
         if there != asked:
             text = [
                 f"from {first} to {last or 'the end'}{', from now on' if now else ''}"
-                for first, last, now in (there, asked)
+                f"{', replacing ' + ', '.join(shards) if shards else ''}"
+                for first, last, now, shards in (there, asked)
             ]
             raise InvalidUsage(
                 f"generation {found.generation} was started {text[0]}, and is asked for {text[1]}",
@@ -106,16 +111,20 @@ class Generations:
         from_now: bool = False,
         file: PipelineConfig | None = None,
         undoes: int = 0,
+        replaces: Sequence[str] = (),
     ) -> Candidate:
-        """Begin a candidate with the configuration of the pipeline file. Its input is held from now on."""
+        """Begin a candidate with the configuration of the pipeline file. Its input is held from now on.
+        `replaces` are the shards that may get another key, type or order: exactly those that the plan
+        names."""
         deployment = self.deployment
         config = file if file is not None else deployment.file
-        found = plan(deployment, file=config, from_now=from_now)
+        found = plan(deployment, file=config, from_now=from_now, is_range=since > TXN_FIRST or until > 0)
         if found.refused:
             raise InvalidUsage(
                 f"generation {found.generation} can't be started: {'; '.join(found.refused)}",
                 hint="nothing has changed; `tidemark generation plan PIPELINE` shows the whole plan",
             )
+        found.require_agreed(replaces)
         if since < TXN_FIRST or (until and until < since):
             raise InvalidUsage(f"transactions {since} to {until} are not a range", hint="count from 1 up")
         token = new_token()
@@ -130,6 +139,7 @@ class Generations:
             Txn(until),
             reason,
             from_now=from_now,
+            replaces=tuple(sorted(map(ShardId, replaces))),
             undoes=undoes,
         )
         return candidates.start(deployment.control, new)
@@ -184,7 +194,7 @@ class Generations:
             self._let_go()
         return Freed(files, size)
 
-    def rollback(self, *, reason: str) -> Candidate:
+    def rollback(self, *, reason: str, replaces: Sequence[str] = ()) -> Candidate:
         """Begin a candidate that takes back the last promotion, as a new generation: what came after it is
         read by the configuration before, everything else as it was read before. Refused where that had fewer
         columns than the tables have now."""
@@ -200,7 +210,7 @@ class Generations:
         older = config.model_copy(
             update={"generation": head.generation + 1, "warehouse": self.deployment.file.warehouse}
         )
-        return self.start(reason=reason, file=older, undoes=head.generation)
+        return self.start(reason=reason, file=older, undoes=head.generation, replaces=replaces)
 
 
 LEASE: Final = f"{CANDIDATE}/input"
@@ -228,19 +238,22 @@ class Pair:
     @cached_property
     def target(self) -> Deployment:
         """The pipeline as it will be after the promotion."""
-        return self._opened(self.config, in_charge=True)
+        return self._opened(self.config, in_charge=True, replaced=self.candidate.replaces)
 
     @cached_property
     def _spark(self) -> SparkSession:
         """One session for both generations: rows of two sessions can't be compared."""
         return self.deployment.session()
 
-    def _opened(self, config: PipelineConfig, *, in_charge: bool = False) -> Deployment:
+    def _opened(
+        self, config: PipelineConfig, *, in_charge: bool = False, replaced: Sequence[ShardId] = ()
+    ) -> Deployment:
         opened = Deployment(
             config,
             lambda: self._spark,
             storage_options=self.deployment.storage_options,
             in_charge=in_charge,
+            replaced=replaced,
         )
         recorded = Recorded(self.deployment.pipeline.source)
         source = self.deployment.pipeline.source if in_charge else recorded
@@ -310,14 +323,19 @@ class Pair:
 
     def compare(self, *, keys_max: int = 5) -> dict[ShardId, Comparison]:
         """The rows that would change in each shard, as of the last transaction that both have, with a sample
-        of keys. Needs Spark."""
+        of keys; of a replaced shard, all rows. Needs Spark."""
         from tidemark.spark.correction import Comparison
 
         upper, corrector = next_txn(self.position().txn), self._corrector
         equal = unchanged(self.both, corrector, self.target.shards, upper=upper)
-        differ = [shard for shard in self.target.shards if shard not in equal]
+        replaced = replaced_shapes(self.both, self.target.shards)
+        differ = [shard for shard in self.target.shards if shard not in equal and shard not in replaced]
         masked = {ShardId(shard.name): shard.masked for shard in self.deployment.config.shards}
         found = corrector.compare(differ, upper=upper, keys_max=keys_max, masked=masked)
+        for shard in replaced:
+            # Rows of two keys or types can't be compared: all of one go, and all of the other come.
+            new, old = (read(one, shard, as_of=upper - 1).count() for one in (self.shadow, self.deployment))
+            found[shard] = Comparison(inserted=new, deleted=old, changed=0)
         return {shard: found.get(shard, Comparison(0, 0, 0)) for shard in self.target.shards}
 
     def promote(

@@ -7,15 +7,16 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tidemark.app.deployment import Deployment
 from tidemark.config import PipelineConfig
+from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
-from tidemark.core.reading import CANDIDATE
+from tidemark.core.reading import consumer_of
 from tidemark.core.seal import Decision, Seal
-from tidemark.core.shape import misfit
+from tidemark.core.shape import Shape, misfit, replaced_in
 from tidemark.core.text import amount, named, span
 from tidemark.pipeline.candidates import candidate_of
 from tidemark.pipeline.checkpoint import paused_shards
@@ -79,6 +80,29 @@ class Plan:
     caveat: str = ""
     started: int | None = None
     """The generation of the candidate that is there already, whatever it was started with."""
+    replaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The shards that get another key, type or order, each with what changes. They are begun anew, and their
+    consumers stop."""
+    stops: tuple[str, ...] = ()
+    """The consumers that stop at the promotion until they agree, as `consumer/shard`."""
+
+    def require_agreed(self, replaces: Sequence[str]) -> None:
+        """`InvalidUsage` unless exactly the shards that are replaced were named."""
+        other = sorted(set(replaces) - set(self.replaced))
+        missing = sorted(set(self.replaced) - set(replaces))
+        if other:
+            raise InvalidUsage(
+                f"shard {', '.join(other)} would not be replaced",
+                hint="`tidemark generation plan PIPELINE` names those that would",
+            )
+        if missing:
+            changes = "; ".join(f"{shard}: {', '.join(self.replaced[shard])}" for shard in missing)
+            stops = f"; consumers {', '.join(self.stops)} stop until they agree" if self.stops else ""
+            options = " ".join(f"--replace {shard}" for shard in missing)
+            raise InvalidUsage(
+                f"generation {self.generation} replaces shard {changes}{stops}",
+                hint=f"agree to it with {options}, or give the shard another name",
+            )
 
     @property
     def effort(self) -> str:
@@ -98,9 +122,15 @@ class Plan:
         return time.time() + self.seconds > self.until_seconds
 
 
-def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now: bool = False) -> Plan:
+def plan(
+    deployment: Deployment,
+    *,
+    file: PipelineConfig | None = None,
+    from_now: bool = False,
+    is_range: bool = False,
+) -> Plan:
     """Compare a configuration, the pipeline file's by default, with the one in charge. Changes nothing and
-    starts no Spark."""
+    starts no Spark. `is_range` reads only some of the transactions with it."""
     file = file if file is not None else deployment.file
     control = deployment.fresh_control()
     known = replace(deployment.unchecked, control=control)
@@ -108,7 +138,7 @@ def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now
     upper = control.seals.head().upper
     seals = control.seals.read(TXN_FIRST, upper)
     gone = {} if from_now else _gone(known, upper)
-    shards, refused = _shards(deployment, file)
+    shards, replaced, refused = _shards(deployment, file, is_whole=not (from_now or is_range))
     if file.generation <= recorded.generation:
         refused.insert(
             0,
@@ -117,20 +147,14 @@ def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now
         )
     if upper == TXN_FIRST:
         refused.append("the pipeline has no transactions: run it, and it begins with this file")
-    lost = [txn for txn, why in gone.items() if why]
     for shard in shards:
         lacking = [seal.txn for seal in seals if shard in seal.shards and gone.get(seal.txn)]
         if lacking:
             shards[shard] += f"; its input is gone for {named(lacking)}"
-    if lost:
-        more = f" (and that of {len(lost) - 1:,} more)" if len(lost) > 1 else ""
-        refused.append(
-            f"the input of transaction {lost[0]} is gone{more}: {gone[lost[0]]};"
-            " with --from-now the tables stay as they are"
-        )
+    refused += _why_gone(gone)
     ends = [] if from_now else list(replayable(known, at_ends=1).values())
     until = [one.until_seconds for one in ends if one.until_seconds is not None]
-    leases = Leases(control.leases).latest()
+    consumers = _consumers(control)
     if from_now:
         shards = {shard: FROM_NOW.get(fate, fate) for shard, fate in shards.items()}
     there = candidate_of(control)
@@ -148,10 +172,12 @@ def plan(deployment: Deployment, *, file: PipelineConfig | None = None, from_now
         gone={txn: why for txn, why in gone.items() if why},
         until_seconds=min(until, default=None),
         paused={str(shard): waits.txn for shard, waits in paused_shards(known).items()},
-        consumers=tuple(one.name for one in leases if one.is_kept and not one.name.startswith(CANDIDATE)),
+        consumers=tuple(consumers),
         refused=tuple(refused),
         started=there.generation if there is not None else None,
         caveat=next((one.caveat for one in ends if one.caveat), ""),
+        replaced={str(shard): changes for shard, changes in replaced.items()},
+        stops=tuple(name for name, shard in consumers.items() if shard in replaced),
     )
 
 
@@ -159,6 +185,23 @@ def _decided(seals: Sequence[Seal]) -> dict[str, int]:
     """How many transactions were decided otherwise than by their gate."""
     found = Counter(str(seal.decision) for seal in seals if seal.decision is not Decision.COMMITTED)
     return {str(kind): found[kind] for kind in Decision if kind in found}
+
+
+def _why_gone(gone: Mapping[Txn, str]) -> list[str]:
+    lost = [txn for txn, why in gone.items() if why]
+    if not lost:
+        return []
+    more = f" (and that of {len(lost) - 1:,} more)" if len(lost) > 1 else ""
+    return [
+        f"the input of transaction {lost[0]} is gone{more}: {gone[lost[0]]};"
+        " with --from-now the tables stay as they are"
+    ]
+
+
+def _consumers(control: Control) -> dict[str, ShardId]:
+    """The consumers, as `consumer/shard`, each with its shard."""
+    leases = [one for one in Leases(control.leases).latest() if one.is_kept]
+    return {one.name: consumer[1] for one in leases if (consumer := consumer_of(one)) is not None}
 
 
 def _bytes_of(seal: Seal) -> int:
@@ -209,19 +252,27 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, json.dumps(value, ensure_ascii=False)
 
 
-def _shards(deployment: Deployment, file: PipelineConfig) -> tuple[dict[str, str], list[str]]:
-    """What becomes of each shard, and what a promotion can't do."""
+def _shards(
+    deployment: Deployment, file: PipelineConfig, *, is_whole: bool
+) -> tuple[dict[str, str], dict[ShardId, tuple[str, ...]], list[str]]:
+    """What becomes of each shard, those that are replaced, and what a promotion can't do. A shard is replaced
+    only by a candidate that reads its whole input with the new settings."""
     control, declared = deployment.fresh_control(), file.shapes
     before = {ShardId(shard.name) for shard in deployment.declared.shards}
     fates: dict[str, str] = {}
     refused: list[str] = []
+    replaced: dict[ShardId, tuple[str, ...]] = {}
     for shard, shape in declared.items():
-        found = misfit(shard, recorded=control.log(shard).shape(), declared=shape)
-        if found is not None:
+        recorded = control.log(shard).shape()
+        found = misfit(shard, recorded=recorded, declared=shape)
+        changes = replaced_in(recorded=recorded, declared=shape) if found and recorded else ()
+        why = _why_refused(shape, changes, is_whole=is_whole) or _unlike(deployment.declared, file, shard)
+        if changes and not why:
+            replaced[shard] = changes
+            fates[shard] = f"replaced by one with {', '.join(changes)}"
+        elif found is not None:
             fates[shard] = "refused"
-            refused.append(
-                f"{found.fact}: another type, key or order needs another shard; give it a new name"
-            )
+            refused.append(f"{found.fact}: {why}")
         elif shard not in before:
             fates[shard] = NEW
         else:
@@ -231,4 +282,33 @@ def _shards(deployment: Deployment, file: PipelineConfig) -> tuple[dict[str, str
     ours, theirs = deployment.declared, file
     if ours.source.type != theirs.source.type or ours.source_location != theirs.source_location:
         refused.append("the source is another one: its input is not that of the recorded transactions")
-    return fates, refused
+    return fates, replaced, refused
+
+
+def _why_refused(shape: Shape, changes: Sequence[str], *, is_whole: bool) -> str:
+    """Why a shard that does not fit its log is not replaced; empty if it may be."""
+    if not changes:
+        return "only another key, type or order replaces a shard; give it a new name"
+    if shape.grows:
+        return "a shard that gets the columns of its records is not replaced; give it a new name"
+    if not is_whole:
+        return "a shard is replaced only where all its input is read again, without --from, --to, --from-now"
+    return ""
+
+
+def _unlike(before: PipelineConfig, after: PipelineConfig, shard: ShardId) -> str:
+    """Why two configurations of a shard are too unlike to read its input again with the other one; empty if
+    they are not.
+
+    A database sends deletes with its own key only, and a table that is read anew begins with the keys that
+    the shard has. What people have set the watermark to counts the sequence of its time."""
+    known = [one for config in (before, after) for one in config.shards if one.name == shard]
+    if len(known) < 2:
+        return ""
+    if after.source.type == "postgres" and known[0].keys != known[1].keys:
+        return "captured changes have the keys that they were captured with; give the shard a new name"
+    kinds = [{c.name: c.type.ddl for c in one.columns}.get(str(one.sequence_by)) for one in known]
+    same = known[0].sequence_by == known[1].sequence_by and kinds[0] == kinds[1]
+    if same or any(one.lateness is None for one in known):
+        return ""
+    return "its lateness counts the old sequence_by, so it is not replaced; give it a new name"

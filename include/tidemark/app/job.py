@@ -112,6 +112,8 @@ class Order:
     user: str = ""
     candidate: str = ""
     """The candidate that a promotion is about (`Candidate.identity`)."""
+    replace: str = ""
+    """The shards that a new generation may replace, with commas between them."""
     wait_seconds: int = 0
     """How long runs wait for a promotion; 0 for the default."""
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tidemark.app import decisions, maintenance
 from tidemark.app.deployment import Deployment, discovered
@@ -301,11 +301,13 @@ def generation(deployment: Deployment, order: Order, *, progress: Progress = no_
     if part == "follow":
         if order.candidate:
             found.required(order.candidate)
-        candidate = found.going_on(
-            since=order.txn_from, until=order.txn_to, from_now=bool(from_now)
-        ) or found.start(
-            reason=order.reason, since=order.txn_from, until=order.txn_to, from_now=bool(from_now)
-        )
+        asked: dict[str, Any] = {
+            "since": order.txn_from,
+            "until": order.txn_to,
+            "from_now": bool(from_now),
+            "replaces": [shard for shard in order.replace.split(",") if shard],
+        }
+        candidate = found.going_on(**asked) or found.start(reason=order.reason, **asked)
     else:
         candidate = found.required(order.candidate)
     pair = found.pair(candidate)

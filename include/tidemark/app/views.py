@@ -17,12 +17,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from tidemark.app.workspace import open_deployment
-from tidemark.core.errors import InvalidUsage
+from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import QUARANTINE, TXN_FIRST, TXN_NONE, ShardId, Txn, next_txn
 from tidemark.core.lease import since_of
-from tidemark.core.log import Truncated
+from tidemark.core.log import BeforeReplacement, Truncated, begins_at
 from tidemark.core.publish import Published
 from tidemark.pipeline.candidates import last_reread
+from tidemark.pipeline.history import LOOKS_MAX, replaced_at
 from tidemark.pipeline.listing import readable_upper
 from tidemark.pipeline.publish import checked_record, published_as_of, published_together
 
@@ -79,6 +80,12 @@ def read(
         return read_log(spark, spec, pins, lower=since)
     if view is View.STATE and base is not None:
         return read_state(spark, spec, base)
+    if view is View.STATE and pins.begins:
+        raise Determinate(
+            f"the state of shard {name!r} has no publish from transaction {pins.begins}, which replaced it,"
+            f" to {upper - 1}",
+            hint="publish it: `tidemark publish PIPELINE SHARD`; or read the fresh view",
+        )
     if view is View.STATE:
         return no_rows(spark, spec.declared)
     return fresh(spark, spec, pins)
@@ -111,15 +118,30 @@ def _pins(deployment: Deployment, name: ShardId, as_of: int | None) -> Pins:
     """What a read as of a transaction, or now, is pinned to."""
     from tidemark.spark.views import Pins
 
-    upper = readable_upper(deployment.control, name)
-    if as_of is not None:
-        if not TXN_NONE <= as_of < upper:
-            raise InvalidUsage(
-                f"shard {name!r} can't be read as of transaction {as_of}", hint=f"it has 0 to {upper - 1}"
-            )
-        upper = next_txn(Txn(as_of))
-    base = _base(deployment, name, Txn(upper - 1))
-    return Pins(base, deployment.control.log(name).head().version, upper)
+    log, control = deployment.control.log(name), deployment.control
+    for _ in range(LOOKS_MAX):
+        begins = begins_at(log.head())
+        upper = readable_upper(control, name)
+        if as_of is not None:
+            if not TXN_NONE <= as_of < upper:
+                raise InvalidUsage(
+                    f"shard {name!r} can't be read as of transaction {as_of}", hint=f"it has 0 to {upper - 1}"
+                )
+            upper = next_txn(Txn(as_of))
+        if upper <= begins:
+            raise BeforeReplacement(name, as_of=Txn(upper - 1), begins=begins)
+        base = _base(deployment, name, Txn(upper - 1))
+        head = log.head()
+        # Asked after the log is pinned: what replaces a log is sealed before the log has it.
+        in_charge = control.seals.head().generation
+        lacks = replaced_at(control, name) >= head.upper and deployment.config.generation == in_charge
+        if begins_at(head) == begins and not lacks:
+            known = base if base is not None and base.txn >= begins else None
+            return Pins(known, head.version, upper, begins)
+    raise Determinate(
+        f"shard {name!r} is being replaced by transaction {replaced_at(control, name)}",
+        hint="retry; if it stays so, run the pipeline, which appends that transaction",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,15 @@ FromNowOption = Annotated[
         help="Read nothing again: the tables stay as they are, and later input gets the new settings.",
     ),
 ]
+ReplaceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replace",
+        help="Agree that this shard gets another key, type or order: it is begun anew at the promotion, and"
+        " its consumers stop there until they agree too. Repeat it for several shards.",
+        metavar="SHARD",
+    ),
+]
 FollowOption = Annotated[
     bool, typer.Option("--follow/--no-follow", help="Catch up with the pipeline right away.")
 ]
@@ -75,12 +84,13 @@ def plan(
 
 
 @generation.command(epilog=EXIT_CODES)
-def start(
+def start(  # noqa: PLR0913, PLR0917 - each is an option
     pipeline: PipelineArgument,
     reason: ReasonOption,
     since: SinceOption = 1,
     until: UntilOption = None,
     from_now: FromNowOption = False,
+    replaces: ReplaceOption = None,
     follow: FollowOption = True,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
@@ -91,7 +101,9 @@ def start(
     `tidemark generation follow` goes on.
     """
     generations = _opened(pipeline, environment)
-    begun = generations.start(reason=reason, since=since, until=until or 0, from_now=from_now)
+    begun = generations.start(
+        reason=reason, since=since, until=until or 0, from_now=from_now, replaces=replaces or ()
+    )
     _begun(generations, begun, follow=follow and not from_now, as_json=as_json)
 
 
@@ -155,6 +167,8 @@ def status(
         return
     one = found["candidate"]
     say(f"candidate: generation {one['generation']}, {one['reason']}")
+    if one["replaces"]:
+        say(f"it replaces {', '.join(one['replaces'])}")
     if one["from_now"]:
         say("it reads nothing again; promote it when you want")
         return
@@ -206,6 +220,7 @@ def abort(
 def rollback(
     pipeline: PipelineArgument,
     reason: ReasonOption,
+    replaces: ReplaceOption = None,
     follow: FollowOption = True,
     environment: EnvironmentOption = None,
     as_json: JsonOption = False,
@@ -215,7 +230,7 @@ def rollback(
     It reads everything again, transactions after the promotion included. Promote it to go back.
     """
     generations = _opened(pipeline, environment)
-    begun = generations.rollback(reason=reason)
+    begun = generations.rollback(reason=reason, replaces=replaces or ())
     _begun(generations, begun, follow=follow, as_json=as_json)
 
 
@@ -276,6 +291,7 @@ def _status(generations: Generations, *, compare: bool = False) -> dict[str, Any
         "generation": candidate.generation,
         "reason": candidate.reason,
         "from_now": candidate.from_now,
+        "replaces": list(candidate.replaces),
         "since": candidate.since,
         "until": candidate.until,
         "txn": at.txn,
@@ -311,6 +327,17 @@ def _promote(generations: Generations, *, wait_seconds: float = GRACE_SECONDS, a
     say(f"generation {done.generation} is in charge since transaction {done.txn}: {text or 'no row changed'}")
 
 
+def _print_consumers(found: Plan) -> None:
+    corrected = [name for name in found.consumers if name not in found.stops]
+    if corrected:
+        say(f"consumers that will get the corrections: {', '.join(corrected)}")
+    if found.replaced:
+        options = " ".join(f"--replace {shard}" for shard in found.replaced)
+        say(f"replaced shards are begun anew: start it with {options}", style="yellow")
+    if found.stops:
+        say(f"consumers that stop there until they agree: {', '.join(found.stops)}", style="yellow")
+
+
 def _print_plan(found: Plan) -> None:
     say(f"{found.pipeline}: generation {found.generation}, now {found.in_charge}")
     if found.settings:
@@ -338,8 +365,7 @@ def _print_plan(found: Plan) -> None:
         say(f"input may be gone sooner: {found.caveat}", style="yellow")
     for shard, txn in found.paused.items():
         say(f"shard {shard} waits at transaction {txn}: release it before the promotion")
-    if found.consumers:
-        say(f"consumers that will get the corrections: {', '.join(found.consumers)}")
+    _print_consumers(found)
     if found.started is not None:
         say(
             f"generation {found.started} has been started already: promote it, or abort it before another one"

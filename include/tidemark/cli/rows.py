@@ -28,7 +28,7 @@ from tidemark.cli.shared import (
 from tidemark.core.errors import InvalidUsage
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.reading import lease_name
-from tidemark.pipeline.consume import skip_for_consumer
+from tidemark.pipeline.freezes import skip_for_consumer
 from tidemark.pipeline.leases import expire_stale
 
 if TYPE_CHECKING:
@@ -226,6 +226,27 @@ def skip(
     else:
         what = f"transaction {txn}" if len(lost) == 1 else f"{len(lost)} transactions, {txn} to {to},"
         say(f"consumer {consumer} skips {what} of shard {name} at its next read")
+
+
+@consumers.command(name="accept", epilog=EXIT_CODES)
+def accept(
+    pipeline: PipelineArgument,
+    shard: ShardArgument,
+    consumer: ConsumerArgument,
+    txn: Annotated[int, typer.Argument(min=1, help="The transaction that replaced it.", metavar="TXN")],
+    environment: EnvironmentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Agree, for a consumer, that its shard has another key, type or order from a transaction on.
+
+    Its next snapshot then gives it the whole new state, in place of all that it has had."""
+    from tidemark.app.consume import accept_replacement
+
+    accepted = accept_replacement(open_deployment(pipeline, environment), shard, consumer, txn)
+    if as_json:
+        print_json(accepted)
+    else:
+        say(f"consumer {consumer} of shard {shard} takes the snapshot of transaction {txn} or later next")
 
 
 @consumers.command(name="forget", epilog=EXIT_CODES)

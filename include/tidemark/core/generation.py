@@ -10,6 +10,10 @@ each shard, the difference between the old rows and the candidate's, and raises 
 commit. So the logs get the difference as ordinary changes, the states stay the fold of their logs at their
 addresses, and every reader sees the whole promotion at one transaction, or nothing of it.
 
+A shard that gets another key, type or order is *replaced*: its parts in the seal are the whole new state, its
+log begins anew with them, under the new shape, and its state is made of them alone. Both keep their
+addresses. Its consumers stop there until they agree to a snapshot (`core.reading.ShardReplaced`).
+
 Nothing is bound above an open promotion, so every later binding is made by the generation in charge. Runs
 wait for it for a short time, and then skip it: then nothing has happened, and it can be tried again.
 
@@ -30,6 +34,7 @@ from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import ShardId, Txn, WriterToken
 from tidemark.core.ledger import UPPER, Head, Put
 from tidemark.core.seal import Decision, Seal, ShardParts
+from tidemark.core.shape import Shapes
 
 GRACE_SECONDS: Final = 120.0
 
@@ -59,6 +64,8 @@ class Candidate:
     state: CandidateState = CandidateState.STARTED
     from_now: bool = False
     """Whether nothing is read again: the tables stay as they are, and later input gets the settings."""
+    replaces: tuple[ShardId, ...] = ()
+    """The shards that a person has agreed to replace: their logs begin anew at the promotion."""
     undoes: int = 0
     """The generation whose promotion it takes back; 0 for a candidate that was made from the pipeline file.
     Its settings are those on record, so no file ever speaks for its generation."""
@@ -212,8 +219,9 @@ def correction_seal(
     engine: str,
     watermark: int | None,
     base: int | None,
+    replaced: Shapes | None = None,
 ) -> Seal:
-    """The seal that promotes a candidate."""
+    """The seal that promotes a candidate. `replaced` are the shards whose parts are the whole new state."""
     return Seal(
         binding.txn,
         token,
@@ -227,6 +235,7 @@ def correction_seal(
         base=base,
         configuration=candidate.configuration,
         binding=binding.link,
+        replaced=replaced or {},
     )
 
 

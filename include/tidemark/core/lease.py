@@ -61,7 +61,7 @@ class Lease:
 
     `planned` is the upper of the last batch that a consumer received and may have processed; 0 for none.
     `link` is that of the transaction before `txn`, the last that a consumer received; 0 if it received
-    none."""
+    none. `accepted` is the transaction whose replacement of the shard a consumer has agreed to."""
 
     name: str
     holder: HolderToken
@@ -71,6 +71,7 @@ class Lease:
     state: LeaseState = LeaseState.LIVE
     planned: Txn = TXN_NONE
     link: int = 0
+    accepted: Txn = TXN_NONE
 
     def __post_init__(self) -> None:
         for name in self.name.split("/", 1):
@@ -247,6 +248,7 @@ def decide_acquire(
     A kept lease keeps its `txn`, so the next reader continues exactly there. `current` is the last record of
     the name at this head."""
     planned, link, taken_from, since = TXN_NONE, 0, None, since_of(head)
+    accepted = TXN_NONE
     if current is not None and current.is_kept:
         expired = observation is not None and observation.expires(current)
         if current.is_live and current.holder != holder and not expired:
@@ -257,22 +259,23 @@ def decide_acquire(
                 hint="the table of leases may have been restored from a copy; use another name",
             )
         start, planned, link = current.txn, current.planned, current.link
+        accepted = current.accepted
         taken_from = current if current.is_live and current.holder != holder else None
     elif start < since:
         raise InvalidUsage(
             f"lease {name!r} can't hold txn {start}: the oldest retained transaction is {since}",
             hint="take a snapshot, and hold the transaction after it",
         )
-    lease = Lease(name, holder, start, head.upper, ttl_seconds, planned=planned, link=link)
+    lease = Lease(name, holder, start, head.upper, ttl_seconds, planned=planned, link=link, accepted=accepted)
     return Put(marks={UPPER: lease.epoch + 1}, records=(lease,), result=Acquired(lease, taken_from))
 
 
 def decide_renew(
     *, head: Head, tenure: Tenure, current: Lease | None, now_seconds: float,
-    txn: Txn | None = None, planned: Txn | None = None, link: int = 0,
+    txn: Txn | None = None, planned: Txn | None = None, link: int = 0, accepted: Txn = TXN_NONE,
 ) -> Put[Lease, Lease]:  # fmt: skip
     """Write a new epoch, or raise `LeaseLost`. With `txn`, advance the hold; `link` is that of the
-    transaction before `txn`. A hold never goes back."""
+    transaction before `txn`. A hold never goes back, and what was accepted stays so."""
     mine = tenure.lease
     tenure.check(now_seconds=now_seconds)
     if current is None or not current.is_live:
@@ -288,7 +291,8 @@ def decide_renew(
         )
     plan = current.planned if planned is None else planned
     known = current.link if txn is None else link
-    lease = replace(mine, txn=wanted, epoch=int(head.upper), planned=plan, link=known)
+    agreed = max(accepted, current.accepted)
+    lease = replace(mine, txn=wanted, epoch=int(head.upper), planned=plan, link=known, accepted=agreed)
     return Put(marks={UPPER: lease.epoch + 1}, records=(lease,), result=lease)
 
 

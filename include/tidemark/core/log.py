@@ -43,6 +43,15 @@ from tidemark.core.errors import InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.ledger import LINK, UPPER, Head, Put
 from tidemark.core.seal import Part, Seal
+from tidemark.core.shape import Shape
+
+REPLACED: Final = "replaced"
+"""The mark of the transaction that a log begins anew with; it has no rows of earlier ones."""
+
+
+def begins_at(head: Head) -> Txn:
+    """The transaction that a log was begun anew with; 0 if it was not."""
+    return Txn(head.marks.get(REPLACED, TXN_NONE))
 
 
 class UpperRelation(Enum):
@@ -70,6 +79,11 @@ class LogEntry:
     """The link of the seal; an entry that is read from a log has none."""
     before: Txn = field(default=TXN_NONE, compare=False)
     """The transaction that the log must have before this one."""
+    replaced: Shape | None = field(default=None, compare=False)
+    """The shape that the log gets where it begins anew with this entry: then its parts are the whole state,
+    and no earlier part stays in the log."""
+    generation: int = field(default=0, compare=False)
+    """The generation that replaces the log; 0 where none does."""
 
     @property
     def number(self) -> int:
@@ -116,7 +130,9 @@ NextAppend = LogEntry | CaughtUp | Paused
 
 def entry_of(seal: Seal, shard: ShardId) -> LogEntry:
     added = seal.shards[shard]
-    return LogEntry(seal.txn, seal.token, added.parts, seal.link, added.before)
+    shape = seal.replaced.get(shard)
+    generation = seal.generation if shape is not None else 0
+    return LogEntry(seal.txn, seal.token, added.parts, seal.link, added.before, shape, generation)
 
 
 def next_append(
@@ -125,15 +141,17 @@ def next_append(
     """The next append of the shard's log, given the seals from its upper on.
 
     Transactions that don't touch the shard are passed. A held one stops the log there until it is released by
-    number, and later ones wait behind it: this is how a shard is paused."""
+    number, and later ones wait behind it: this is how a shard is paused. A log that is to be replaced needs
+    nothing of what is before that."""
     sealed_upper = upper
+    begins = max((seal.txn for seal in seals if shard in seal.replaced), default=upper)
     for seal in seals:
         if seal.txn < upper:
             continue
         if seal.txn != sealed_upper:
             raise InvariantViolation(f"seal {sealed_upper} is missing below seal {seal.txn}")
         sealed_upper = next_txn(seal.txn)
-        if not seal.touches(shard):
+        if not seal.touches(shard) or seal.txn < begins:
             continue
         held = seal.shards[shard].held
         if held and release != seal.txn:
@@ -161,13 +179,15 @@ def decide_append(
             return UpperMismatch(expected=expected, current=head.upper)
         case _ if head.upper != expected:
             return UpperMismatch(expected=expected, current=head.upper)
-        case _ if entry.before >= head.upper:
+        case _ if entry.before >= head.upper and entry.replaced is None:
             raise InvariantViolation(
                 f"transaction {entry.txn} follows {entry.before} in its shard, and the log ends before that",
                 hint="commits of the log are lost; `tidemark status` names them",
             )
         case _:
             marks = {UPPER: next_txn(entry.txn), LINK: entry.link}
+            if entry.replaced is not None:
+                marks[REPLACED] = int(entry.txn)
             return Put(marks=marks, records=(entry,), result=Appended(entry.txn))
 
 
@@ -336,6 +356,19 @@ class Truncated(InvalidUsage):
         )
         self.as_of = as_of
         self.since = since
+
+
+class BeforeReplacement(InvalidUsage):
+    """The requested transaction is below the one that replaced the shard: the log has no earlier rows."""
+
+    def __init__(self, shard: ShardId, *, as_of: Txn, begins: Txn) -> None:
+        super().__init__(
+            f"shard {shard!r} can't be read as of transaction {as_of}: transaction {begins} replaced it by"
+            " one with another key, type or order",
+            hint=f"read as of {begins} or later; earlier versions of its tables are in Delta's time travel",
+        )
+        self.as_of = as_of
+        self.begins = begins
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,35 @@ def decide_forget(*, head: Head, current: Lease | None, name: str) -> Put[Lease,
     return Put(marks={UPPER: gone.epoch + 1}, records=(gone,), result=gone)
 
 
+def decide_accept(*, head: Head, current: Lease | None, name: str, txn: Txn) -> Put[Lease, Lease] | Lease:
+    """Record that a consumer agrees to the replacement of its shard at a transaction."""
+    if current is None or not current.is_kept:
+        raise InvalidUsage(f"there is no consumer {name!r}", hint="see `tidemark consumers list`")
+    if current.accepted >= txn:
+        return current
+    known = replace(current, epoch=int(head.upper), accepted=txn)
+    return Put(marks={UPPER: known.epoch + 1}, records=(known,), result=known)
+
+
+class ShardReplaced(InvalidUsage):
+    """A promotion has replaced the shard at a transaction that the consumer does not have: what comes from
+    there on has another key, type or order than what it has had. It stops until it agrees to a snapshot."""
+
+    def __init__(self, consumer: str, shard: ShardId, txn: Txn, *, pipeline: str, accepted: bool) -> None:
+        hint = "call snapshot(): it gives the whole new state; replace with it all that the consumer has"
+        if not accepted:
+            hint = (
+                f"`tidemark consumers accept {pipeline} {shard} {consumer} {txn}`, or `accept={txn}` for the"
+                f" Consumer, says that its target takes the new shape; then {hint}"
+            )
+        super().__init__(
+            f"transaction {txn} replaced shard {shard!r} by one with another key, type or order, and"
+            f" consumer {consumer!r} has not had it",
+            hint=hint,
+        )
+        self.consumer, self.shard, self.txn, self.accepted = consumer, shard, txn, accepted
+
+
 @dataclass(frozen=True, slots=True)
 class Freeze:
     """Why a reader is frozen. Everything before `txn` was delivered; nothing from it on will be until this is

@@ -31,7 +31,7 @@ from tidemark.core.checksum import SOURCE, Digest, Digests, shard_endpoint
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.ledger import GENERATION, UPPER, Head, Put, link
-from tidemark.core.shape import Shapes, check_on_record
+from tidemark.core.shape import Shape, Shapes, check_on_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,9 @@ class Seal:
     binding: int = 0
     link: int = 0
     """Identifies this decision and all decisions before it: seals with the same link have the same past."""
+    replaced: Mapping[ShardId, Shape] = field(default_factory=dict)
+    """The shards that a promotion replaces, with their new shapes: the parts there are the whole new state,
+    and the log begins with them."""
 
     def __post_init__(self) -> None:
         if self.txn < TXN_FIRST:
@@ -133,6 +136,10 @@ class Seal:
             raise InvalidUsage(f"transaction {self.txn} is skipped, so its seal can't have parts")
         if self.decision is not Decision.COMMITTED and not self.reason:
             raise InvalidUsage(f"transaction {self.txn} is {self.decision}", hint="give a reason")
+        if not self.replaced.keys() <= self.shards.keys() or (
+            self.replaced and self.decision is not Decision.CORRECTED
+        ):
+            raise InvalidUsage(f"transaction {self.txn} is {self.decision}, and can't replace a shard")
 
     @property
     def number(self) -> int:
@@ -302,6 +309,11 @@ def touch_mark(shard: ShardId) -> str:
     return f"{TOUCHED}{shard}"
 
 
+def replaced_mark(shard: ShardId) -> str:
+    """The mark of the last transaction that replaced a shard."""
+    return f"replaced.{shard}"
+
+
 def is_refused(seal: Seal, head: Head) -> bool:
     """Whether a seal is of a generation that may not seal; only a promotion's may be of a newer one."""
     if seal.decision is Decision.CORRECTED:
@@ -349,7 +361,8 @@ def decide_seal(
     check_on_record(tuple(seal.shards), recorded=recorded or {}, declared=declared or {})
     linked = seal.linked(past)
     touched = {touch_mark(shard): int(seal.txn) for shard in seal.shards}
-    marks = {UPPER: seal.txn + 1, GENERATION: seal.generation, **touched}
+    replaced = {replaced_mark(shard): int(seal.txn) for shard in seal.replaced}
+    marks = {UPPER: seal.txn + 1, GENERATION: seal.generation, **touched, **replaced}
     if corrects:
         marks[CORRECTION] = int(seal.txn)
     return Put(marks=marks, records=(linked,), result=Sealed(linked))

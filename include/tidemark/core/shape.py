@@ -2,7 +2,8 @@
 
 A log's rows were written with these columns and folded by these keys and this sequence. With another shape,
 rows would not fit the log, or the fold would choose other rows than were published. So a shard with a shape
-can get new columns, and no other change (Invariant 17).
+can get new columns, and no other change (Invariant 17), unless a promotion replaces its log
+(`core.generation`).
 """
 
 from __future__ import annotations
@@ -99,6 +100,26 @@ def misfit(shard: ShardId, *, recorded: Shape | None, declared: Shape) -> Misfit
     """Why rows of the declared shape can't go to the shard's log; None if they can."""
     found = list(differences(recorded=recorded, declared=declared)) if recorded is not None else []
     return Misfit(f"shard {shard}: {'; '.join(found)}", hint=PUT_BACK) if found else None
+
+
+def replaced_in(*, recorded: Shape, declared: Shape) -> tuple[str, ...]:
+    """What a log would have to be replaced for: another type, key or order, as text. Empty where none of them
+    differs; then the declared shape fits, or lacks something that is not replaced."""
+    found = [
+        f"column {name} {kind} -> {declared.columns[name]}"
+        for name, kind in recorded.columns.items()
+        if declared.columns.get(name, kind) != kind
+    ]
+    folds = {
+        "keys": (_listed(recorded.keys), _listed(declared.keys)),
+        "sequence_by": (recorded.sequence_by, declared.sequence_by),
+    }
+    found += [
+        f"{setting} {then or 'none'} -> {now or 'none'}"
+        for setting, (then, now) in folds.items()
+        if then is not None and now is not None and then != now
+    ]
+    return tuple(found)
 
 
 def new_columns(*, recorded: Shape, declared: Shape) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from deltalake import Schema
@@ -11,10 +12,10 @@ from deltalake import Schema
 from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.generation import Candidate
 from tidemark.core.history import CHAPTERS, HISTORY_MARKS, Recovery, TimedChapter
-from tidemark.core.ids import ShardId, checked_name, is_name
+from tidemark.core.ids import ShardId, Txn, checked_name, is_name
 from tidemark.core.lease import LEASE_MARKS
 from tidemark.core.publish import Published, StateCommit
-from tidemark.core.seal import Seal
+from tidemark.core.seal import Seal, replaced_mark
 from tidemark.delta.ledger import MARKS, DeltaLedger
 from tidemark.delta.log import DeltaLog
 from tidemark.delta.records import (
@@ -42,7 +43,7 @@ class DeltaControl:
     `warehouse_uri` is a folder or an object-store address; `storage_options` are passed to delta-rs.
     `schemas` are the columns of the shards' logs, `properties` their fixed table properties; an existing log
     can be opened without either. If another process adds columns to a `growing` log, this handle can no
-    longer be used for it."""
+    longer be used for it, nor for one that a generation above `generation` has replaced."""
 
     def __init__(
         self,
@@ -53,12 +54,14 @@ class DeltaControl:
         *,
         properties: Mapping[ShardId, Mapping[str, str]] | None = None,
         growing: Collection[ShardId] = (),
+        generation: int = 0,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.root = f"{warehouse_uri.rstrip('/')}/{checked_name(pipeline, what='pipeline')}"
         self._schemas = dict(schemas or {})
         self._properties = dict(properties or {})
         self._growing = frozenset(growing)
+        self._generation = generation
         self._options = dict(storage_options or {})
         self._clock_ns = clock_ns
         self.address = address_of(self.root)
@@ -123,10 +126,19 @@ class DeltaControl:
                 schema=self._schemas.get(shard),
                 properties=self._properties.get(shard),
                 grows=shard in self._growing,
+                generation=self._generation,
+                is_awaited=partial(self._is_replaced, shard),
                 storage_options=self._options,
                 clock_ns=self._clock_ns,
             )
         return self._logs[shard]
+
+    def _is_replaced(self, shard: ShardId, upper: Txn) -> bool:
+        """Whether a sealed transaction that a log with this upper lacks replaces it. Asked through a handle
+        of its own: a decision may be using the loaded version of the history."""
+        history = self.ledger("history", history_codec(), marks=HISTORY_MARKS)
+        history.head()
+        return history.mark(replaced_mark(shard)) >= upper
 
     def publishes(self, shard: ShardId) -> DeltaLedger[Published]:
         if shard not in self._publishes:

@@ -7,6 +7,10 @@ skips it, whatever its retention.
 
 Files that compaction has written (`_txns-<first>-<last>/…`) hold rows of several transactions and belong to
 no single entry. `files` returns the active files with the range of transactions that each may have rows of.
+
+An entry that replaces the log (`core.generation`) removes all files, writes the new schema and properties,
+and adds its parts, in one commit. The removed files stay on disk as others do, for readers of older versions.
+A handle that was opened with the shape of another generation can bring such an entry in, and no more.
 """
 
 from __future__ import annotations
@@ -22,9 +26,10 @@ from typing import Any, Final
 from deltalake import Schema
 
 from tidemark.core.errors import InvalidUsage, InvariantViolation
-from tidemark.core.ids import ShardId, Txn, WriterToken
+from tidemark.core.generation import Superseded
+from tidemark.core.ids import TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.ledger import LINK, UPPER, CommitOutcome, Committed, Conflict, Head, Put
-from tidemark.core.log import LogEntry, LogFile
+from tidemark.core.log import REPLACED, LogEntry, LogFile, begins_at
 from tidemark.core.maintenance import COMPACTION, Leftover, Replacement
 from tidemark.core.seal import Part
 from tidemark.core.shape import Shape, check_known, misfit
@@ -43,7 +48,9 @@ CONFIGURATION: Final = {
     REMEMBERED: f"interval {REMEMBERED_DAYS} days",
     "delta.checkpointInterval": "10",
 }
-LOG_MARKS: Final = (UPPER, COMPACTION, LINK)
+LOG_MARKS: Final = (UPPER, COMPACTION, LINK, REPLACED)
+GENERATION: Final = "tidemark.generation"
+"""A property of a log that was begun anew: the generation that it has the shape of."""
 _PATH = re.compile(r"_txn-(\d{20})/([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 _MERGED = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/[A-Za-z0-9._-]+\Z")
 _MERGING = re.compile(r"_txns-(\d{20})-(\d{20})/(\d{10})-([A-Za-z0-9._-]+)/.+\Z")
@@ -63,7 +70,7 @@ def parts_folder(txn: Txn, token: WriterToken) -> str:
 class DeltaLog:
     """One process's handle on a shard's log."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but one by name
         self,
         uri: str,
         *,
@@ -71,10 +78,16 @@ class DeltaLog:
         schema: Schema | None = None,
         properties: Mapping[str, str] | None = None,
         grows: bool = False,
+        generation: int = 0,
+        is_awaited: Callable[[Txn], bool] = lambda upper: False,
         storage_options: Mapping[str, str] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """`schema` and `properties` are those of a `generation`. `is_awaited` says whether a sealed
+        transaction replaces a log that ends below this upper."""
         self._clock_ns = clock_ns
+        self._generation, self._is_awaited = generation, is_awaited
+        self._fits, self._began = True, TXN_NONE
         self._shard = shard or ShardId(uri)
         declared = shape_of(schema, properties or {}) if schema is not None else None
         self._declared = replace(declared, grows=grows) if declared is not None else None
@@ -85,7 +98,7 @@ class DeltaLog:
             configuration={**CONFIGURATION, **(properties or {})},
             marks=LOG_MARKS,
             seconds=lambda: clock_ns() / 1e9,
-            check=self._check,
+            check=lambda there, properties: None,
         )
         self._head = Head(VERSION_NONE)
         self._entries: dict[int, LogEntry] | None = {}
@@ -94,13 +107,22 @@ class DeltaLog:
     def uri(self) -> str:
         return self._table.uri
 
-    def _check(self, schema: Schema, properties: Mapping[str, str]) -> None:
-        """Raise if the pipeline file's shape doesn't fit the log."""
-        if self._declared is None:
+    def _check(self, head: Head, there: Schema | None) -> None:
+        """Raise if the declared shape doesn't fit the log, when it is opened and when it was begun anew:
+        `Superseded` if a later generation has replaced the log. One that is about to be replaced may have any
+        shape."""
+        begins = begins_at(head)
+        is_checked = self._head.version != VERSION_NONE and self._fits and begins == self._began
+        if self._declared is None or there is None or is_checked:
             return
-        found = misfit(self._shard, recorded=shape_of(schema, properties), declared=self._declared)
-        if found is not None:
+        recorded = shape_of(there, self._table.properties)
+        found = misfit(self._shard, recorded=recorded, declared=self._declared)
+        if found is not None and not self._is_awaited(head.upper):
+            newest = int(self._table.property_of(GENERATION) or 0)
+            if self._generation < newest:
+                raise Superseded(generation=self._generation, newest=newest)
             raise found
+        self._fits, self._began = found is None, begins
 
     def _check_growth(self, there: Schema | None) -> None:
         """Raise if a growing log has columns that this process doesn't know: rows would be read without
@@ -112,6 +134,7 @@ class DeltaLog:
         """Load the newest version. A missing log reads as empty and is not created."""
         head = self._table.refresh()
         if head.version != self._head.version:
+            self._check(head, self._table.columns())
             self._check_growth(self._table.columns())
             self._head = head
             self._entries = None
@@ -128,7 +151,13 @@ class DeltaLog:
         recorded = self.shape()
         if misfit(self._shard, recorded=recorded, declared=shape) is not None:
             return
-        self._table.declare(log_schema(shape), {**CONFIGURATION, **properties_of(shape)})
+
+        def fits(there: Schema) -> bool:
+            known = shape_of(there, self._table.properties)
+            return misfit(self._shard, recorded=known, declared=shape) is None
+
+        # The log may be replaced meanwhile.
+        self._table.declare(log_schema(shape), {**CONFIGURATION, **properties_of(shape)}, fits=fits)
         wider = recorded.widened(shape) if recorded is not None else shape
         if recorded is not None and wider.not_null != recorded.not_null:
             self._table.set_property(NOT_NULL, properties_of(wider)[NOT_NULL])
@@ -169,7 +198,24 @@ class DeltaLog:
         """Append the entries' parts, if and only if the log is still at `head`."""
         at_ms = self._clock_ns() // 1_000_000
         adds = [add_of(entry, part, at_ms=at_ms) for entry in put.records for part in entry.parts]
-        return self._commit(head, put.marks, adds)
+        shapes = {entry.generation: entry.replaced for entry in put.records if entry.replaced is not None}
+        if head.version != self._head.version or not shapes:
+            return self._commit(head, put.marks, adds)
+        ((generation, shape),) = shapes.items()
+        if head.version == VERSION_NONE:
+            # The whole log was lost: it is created first.
+            self._table.declare(log_schema(shape), {**CONFIGURATION, **properties_of(shape)}, fits=bool)
+            return Conflict()
+        described = self._table.described_as(
+            schema=log_schema(shape).to_json(),
+            properties={**properties_of(shape), GENERATION: str(generation)},
+        )
+        # A log is append-only by its properties, which allow removals that are no changes of data.
+        gone = [
+            remove_action(file.location, size=file.bytes, at_ms=at_ms, data_change=False)
+            for file in self._table.files()
+        ]
+        return self._commit(head, put.marks, [*described, *gone, *adds])
 
     def replace(self, head: Head, put: Put[Replacement, Any]) -> CommitOutcome:
         """Replace files and move marks, if and only if the log is still at `head`. No row changes.
@@ -191,7 +237,7 @@ class DeltaLog:
         if head.version != self._head.version:
             return Conflict()
         marks = self._head.moved(moved)
-        if not self._table.prepare(head, moved):
+        if not self._table.prepare(head, moved, widens=self._fits):
             return Conflict()
         outcome = self._table.commit(actions, moved=moved, marks=marks)
         if isinstance(outcome, Committed):

@@ -25,7 +25,7 @@ from pyarrow import fs
 from tidemark.core.errors import Determinate
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.ledger import Head
-from tidemark.core.log import OP_COLUMN, LogFile
+from tidemark.core.log import OP_COLUMN, LogFile, begins_at
 from tidemark.core.seal import Part
 from tidemark.delta.log import LOG_MARKS, span_of
 from tidemark.delta.store import reading
@@ -61,7 +61,8 @@ class DeltaParts:
         head = table.refresh()
         adds = _wanted(self._adds(shard, head), lower=lower, upper=upper, columns=(*columns, OP_COLUMN))
         files = (_file_of(add, lower=lower, upper=head.upper) for add in adds)
-        return LogListing(head.version, head.upper, tuple(file for file in files if file.txn_last >= lower))
+        found = tuple(file for file in files if file.txn_last >= lower)
+        return LogListing(head.version, head.upper, found, begins_at(head))
 
     def _adds(self, shard: ShardId, head: Head) -> Table | None:
         """The active files of a log with typed bounds of all columns; None if there is no log."""
@@ -152,12 +153,12 @@ def _bounds(add: Mapping[str, Any], end: str) -> dict[str, Any]:
     return {name.removeprefix(end): value for name, value in add.items() if name.startswith(end)}
 
 
-def files_of_shard(shard_uri: str) -> list[Path]:
+def files_of_shard(shard_uri: str, tables: Sequence[str] = ("log", "state")) -> list[Path]:
     """The files of the shard's log and state, on a local disk. They have every key that a reader sees, and
-    deleted ones too."""
+    deleted ones too. A log that was begun anew since the last publish has them alone."""
     # The log's are listed first: rows are published before they leave the log, so the state, listed later,
     # has them.
-    return [Path(path) for table in ("log", "state") for path in _files_of(f"{shard_uri}/{table}")]
+    return [Path(path) for table in tables for path in _files_of(f"{shard_uri}/{table}")]
 
 
 def _files_of(table: str) -> list[str]:

@@ -51,7 +51,7 @@ APP_PREFIX: Final = "tidemark."
 CHECK: Final = "check"
 PROPERTY_TRIES_MAX: Final = 20
 NEVER: Final = float("-inf")
-FREE: Final = "shard."
+FREE: Final = ("shard.", "replaced.")
 
 
 def marks_check(marks: Mapping[str, int]) -> int:
@@ -150,6 +150,11 @@ class ControlTable:
         """A property of the loaded version; empty if it is not set."""
         return self._table.configuration.get(name, "")
 
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The properties of the loaded version."""
+        return self._table.configuration
+
     def columns(self) -> Schema | None:
         """The columns of the loaded version; None if there is no table."""
         return schema_of(self._table) if self.version != VERSION_NONE else None
@@ -159,12 +164,16 @@ class ControlTable:
         table = read_head(self.store, self._table)
         return (schema_of(table), table.configuration) if table.version != VERSION_NONE else None
 
-    def declare(self, schema: Schema, configuration: Mapping[str, str]) -> None:
-        """Create the table, or add the columns that it lacks. Existing columns and properties stay."""
+    def declare(
+        self, schema: Schema, configuration: Mapping[str, str], *, fits: Callable[[Schema], bool]
+    ) -> None:
+        """Create the table, or add the columns that it lacks, if its newest version `fits`. Existing columns
+        and properties stay."""
         if self.refresh().version == VERSION_NONE:
             self._create(schema, configuration)
             self.refresh()
-        if missing := lacking(self.columns(), schema):
+        there = self.columns()
+        if there is not None and fits(there) and (missing := lacking(there, schema)):
             self._add(missing, declared=schema)
 
     def _marks(self, table: TableHead) -> dict[str, int]:
@@ -182,16 +191,16 @@ class ControlTable:
         """The active files of the loaded version."""
         return self._table.files.values()
 
-    def prepare(self, head: Head, moved: Iterable[str]) -> bool:
-        """Prepare a commit on `head`: create a missing table and add missing columns. False if the table has
-        moved on."""
+    def prepare(self, head: Head, moved: Iterable[str], *, widens: bool = True) -> bool:
+        """Prepare a commit on `head`: create a missing table and, if it `widens`, add missing columns. False
+        if the table has moved on."""
         unknown = {name for name in moved if name not in self._mark_names and not name.startswith(FREE)}
         if unknown:
             raise InvalidUsage(f"{self.uri} has no marks {sorted(unknown)}")
         if head.version == VERSION_NONE and self.version == VERSION_NONE:
             self._create(self._schema, self._configuration)
             return self.refresh().version == 0
-        if head.version == self.version and (missing := lacking(self.columns(), self._schema)):
+        if widens and head.version == self.version and (missing := lacking(self.columns(), self._schema)):
             self._add(missing, declared=self._schema)
         return head.version == self.version
 
@@ -221,6 +230,14 @@ class ControlTable:
     ) -> Exception | None:
         """Commit new metadata on the loaded version; return the error of a failed commit. The caller must
         check the result."""
+        try:
+            self._put(self.version + 1, operation, self.described_as(schema=schema, properties=properties))
+        except (Determinate, Indeterminate) as error:
+            return error
+        return None
+
+    def described_as(self, *, schema: str = "", properties: Mapping[str, str] | None = None) -> list[Action]:
+        """The actions that give the loaded version another schema, and these properties."""
         known = self._table.metadata
         text = schema or str(known["schemaString"])
         configuration = {**self._table.configuration, **(properties or {})}
@@ -234,15 +251,7 @@ class ControlTable:
         wider = widened_protocol(
             self._table.protocol, protocol_action(configuration=configuration, schema=text)
         )
-        actions: list[Action] = [
-            *([{"protocol": wider}] if wider is not None else []),
-            {"metaData": metadata},
-        ]
-        try:
-            self._put(self.version + 1, operation, actions)
-        except (Determinate, Indeterminate) as error:
-            return error
-        return None
+        return [*([{"protocol": wider}] if wider is not None else []), {"metaData": metadata}]
 
     def _create(self, schema: Schema | None, configuration: Mapping[str, str]) -> None:
         """Create the table if it is absent. It is no error if another process creates it first."""

@@ -15,98 +15,43 @@ delivered and nothing from it on, until it is repaired or a person skips it for 
 (Invariant 11). A batch that was handed out and not confirmed is handed out again whole or not at all: if a
 part of it can't be read, the frontier stays before the batch. Its parts are read whole, because something
 went wrong with it before.
-
-A skip names the transactions by number, and covers exactly those that the consumer is frozen at: one
-transaction, or all that are lost with a file that was merged from several. The reason is in the journal of
-each of them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidemark.core.errors import InvalidUsage, InvariantViolation, TidemarkError
-from tidemark.core.ids import ShardId, Txn, WriterToken, next_txn
-from tidemark.core.ledger import Event
-from tidemark.core.log import Condition, Limits, ListedTxn, NotYet, cut_batch, list_txns, plan_read
+from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
+from tidemark.core.ids import TXN_NONE, ShardId, Txn, WriterToken, next_txn
+from tidemark.core.log import (
+    BeforeReplacement,
+    Condition,
+    Limits,
+    ListedTxn,
+    NotYet,
+    cut_batch,
+    list_txns,
+    plan_read,
+)
 from tidemark.core.publish import published_txn
 from tidemark.core.reading import (
-    Freeze,
     Frozen,
     MissingPart,
     ReadAccount,
+    ShardReplaced,
     batch_fence,
-    lease_name,
-    open_freeze,
 )
 from tidemark.core.seal import Decision, Part
-from tidemark.pipeline.context import Pipeline, note, note_all
-from tidemark.pipeline.decide import checked_reason
-from tidemark.pipeline.history import epoch_of, link_of, require_known
-from tidemark.pipeline.leases import Hold, Leases
+from tidemark.pipeline.context import Pipeline
+from tidemark.pipeline.freezes import Freezer
+from tidemark.pipeline.history import epoch_of, link_of, replaced_at, require_known, require_replacement
+from tidemark.pipeline.leases import Hold
 from tidemark.pipeline.listing import Listed, fetch_all, listing, readable_upper
 from tidemark.pipeline.publish import published_as_of
 from tidemark.ports.control import PartFiles
-
-# Freezes.
-
-
-@dataclass(frozen=True, slots=True)
-class Freezer:
-    """Reports and records the freezes of one consumer in one shard. `name` is the pipeline's name, as
-    commands take it."""
-
-    pipeline: Pipeline
-    hold: Hold
-    consumer: str
-    shard: ShardId
-    token: WriterToken
-    name: str
-
-    def passed_over(self, txn: Txn) -> str:
-        """The reason why this consumer skips a transaction that it can't read; empty when it doesn't."""
-        journal = self.pipeline.control.journal
-        journal.head()
-        mine = {"consumer": self.consumer, "shard": str(self.shard)}
-        for entry in journal.find(str(txn)):
-            if entry.event is Event.PASSED_OVER and mine.items() <= entry.detail.items():
-                return entry.detail["reason"]
-        return ""
-
-    def frozen(
-        self,
-        txn: Txn,
-        why: str,
-        part: Part | None = None,
-        *,
-        last: Txn | None = None,
-        is_named: bool = True,
-        in_snapshot: bool = False,
-    ) -> Frozen:
-        """The error to raise. The journal records it once per part."""
-        last = txn if last is None else last
-        since, holders = self.hold.since_and_holders()
-        path, size = (part.path, part.bytes) if part is not None else ("", 0)
-        freeze = Freeze(
-            self.consumer, self.shard, txn, last, why, since, path, size, holders, is_named, in_snapshot
-        )
-        mine = {"consumer": self.consumer, "shard": str(self.shard)}
-        detail = {**mine, "part": path, "why": why, "last": str(last)}
-        # The journal itself may be lost; that must not hide the report.
-        with suppress(TidemarkError):
-            journal = self.pipeline.control.journal
-            journal.head()
-            known = open_freeze(journal.find(str(txn)), consumer=self.consumer, shard=self.shard)
-            if known != detail:
-                note(self.pipeline, Event.FROZEN, txn=txn, token=self.token, detail=detail)
-        return Frozen(freeze, pipeline=self.name)
-
-
-# Reading.
 
 FETCH_WORKERS: Final = 8
 
@@ -176,6 +121,7 @@ class ShardReader:
         while not self._stop.is_set():
             self._hold.check()
             try:
+                self._require_not_replaced()
                 self._require_known()
                 listed = self._list()
                 found = self._fetched(listed) if self.frontier < listed.upper else None
@@ -205,8 +151,11 @@ class ShardReader:
         try:
             self._require_known()
             upper = readable_upper(control, shard)
+            begins = self._accepted_replacement(upper, as_of)
         except InvariantViolation as error:
             raise self._freezer.frozen(self.frontier, str(error)) from error
+        if fence is not None and fence <= begins:
+            fence = None  # What was handed out is part of what the snapshot replaces.
         wanted = Txn((fence or upper) - 1) if as_of is None else as_of
         # A snapshot that doesn't move the frontier would look like one that was confirmed.
         if wanted < self.frontier or (fence is not None and wanted != fence - 1):
@@ -227,16 +176,35 @@ class ShardReader:
         published = control.publishes(shard)
         published.head()
         base = published_as_of(published, as_of=wanted)
-        tail = next_txn(published_txn(base))
+        tail = max(next_txn(published_txn(base)), begins)
         self._check_tail(tail, planned.listen_from, whole=fence is not None)
         self._hold.plan(planned.listen_from)
         epoch = epoch_of(control, Txn(planned.listen_from - 1))
         return Range(self.frontier, planned.listen_from, tail=tail, epoch=epoch)
 
+    def _accepted_replacement(self, upper: Txn, as_of: Txn | None) -> Txn:
+        """The transaction that replaced the shard; 0 if none did. Raises `ShardReplaced` where the consumer
+        has had something from before it and has not agreed, and `BeforeReplacement` for a snapshot below
+        it."""
+        control, shard = self._pipeline.control, self._reading.shard
+        control.seals.head()
+        replaced = replaced_at(control, shard)
+        if replaced == TXN_NONE:
+            return TXN_NONE
+        if replaced >= upper:
+            require_replacement(control, shard)
+        if as_of is not None and as_of < replaced:
+            raise BeforeReplacement(shard, as_of=as_of, begins=replaced)
+        if self.frontier <= replaced and not self._takes(replaced):
+            self._require_not_replaced()
+        return replaced
+
     def _check_tail(self, lower: Txn, upper: Txn, *, whole: bool) -> None:
         """Raise `Frozen` if a part of the log in [lower, upper) can't be read."""
         while lower < upper:
             listed = self._listing(lower)
+            if listed.log.begins > lower:
+                raise Determinate(f"shard {self._reading.shard} is being replaced", hint="retry")
             txns = [one for one in self._txns(listed, lower=lower) if one.txn < upper]
             account = self._looked_at(txns, start=lower, end=min(upper, listed.upper), whole=whole)
             if account.frozen is None:
@@ -256,6 +224,28 @@ class ShardReader:
     def _advance(self, upper: Txn) -> None:
         what = f"consumer {self._reading.consumer!r}"
         self._hold.advance(upper, link=link_of(self._pipeline.control, what, txn=Txn(upper - 1)))
+
+    def _require_not_replaced(self, listed: Listed | None = None) -> None:
+        """Raise `ShardReplaced` where a promotion has replaced the shard at or after the frontier."""
+        control, shard = self._pipeline.control, self._reading.shard
+        control.seals.head()
+        begins = listed.log.begins if listed is not None else TXN_NONE
+        replaced = max(replaced_at(control, shard), begins)
+        if replaced < self.frontier:
+            return
+        raise ShardReplaced(
+            self._reading.consumer,
+            shard,
+            replaced,
+            pipeline=self._freezer.name,
+            accepted=self._takes(replaced),
+        )
+
+    def _takes(self, replaced: Txn) -> bool:
+        """Whether the consumer agrees to a replacement. One that has had nothing need not."""
+        lease = self._hold.lease
+        has_had = not self._hold.is_new or lease.planned != TXN_NONE
+        return not has_had or lease.accepted >= replaced
 
     def _require_known(self) -> None:
         """Raise `HistoryLost` where the history lacks the consumer's last transaction, or has another one
@@ -285,7 +275,10 @@ class ShardReader:
     def _list(self) -> Listed:
         """The listing from the frontier on. One listing serves until it is used up."""
         if self._listed is None or not self._listed.lower <= self.frontier < self._listed.upper:
-            self._listed = self._listing(self.frontier)
+            listed = self._listing(self.frontier)
+            # The files are listed last: the log may have been replaced meanwhile.
+            self._require_not_replaced(listed)
+            self._listed = listed
         return self._listed
 
     def _listing(self, lower: Txn) -> Listed:
@@ -401,53 +394,3 @@ class ShardReader:
             is_named=not listed.lost,
             in_snapshot=in_snapshot,
         )
-
-
-# Skipping.
-
-
-def skip_for_consumer(
-    pipeline: Pipeline,
-    leases: Leases,
-    consumer: str,
-    shard: ShardId,
-    *,
-    txn: Txn,
-    last: Txn | None = None,
-    reason: str,
-    token: WriterToken,
-) -> tuple[Txn, ...]:
-    """Skip the transactions from `txn` to `last`, whole, which a consumer can't read, for this consumer only.
-    Returns those of them that touch the shard.
-
-    The reason is on record before its effect: the consumer skips them when it reads next. A transaction that
-    can be read is delivered all the same."""
-    last = txn if last is None else last
-    lease = leases.current(lease_name(consumer, shard))
-    if lease is None or not lease.is_kept:
-        raise InvalidUsage(
-            f"shard {shard!r} has no consumer {consumer!r}", hint="see `tidemark consumers list`"
-        )
-    if not lease.txn <= txn < (batch_fence(lease) or next_txn(lease.txn)):
-        raise InvalidUsage(
-            f"consumer {consumer!r} is at transaction {lease.txn}, not {txn}",
-            hint="only the transaction that it is frozen at can be skipped",
-        )
-    control = pipeline.control
-    control.journal.head()
-    frozen = open_freeze(control.journal.find(str(txn)), consumer=consumer, shard=shard)
-    if frozen is None or not frozen["part"]:
-        raise InvalidUsage(
-            f"consumer {consumer!r} is not known to be frozen at a file of transaction {txn}",
-            hint="let it read again; if it freezes, its error names the command",
-        )
-    if frozen["last"] != str(last):
-        raise InvalidUsage(
-            f"consumer {consumer!r} can't skip {txn} to {last}: {txn} to {frozen['last']} are lost together",
-            hint=f"give all of them up with `--to {frozen['last']}`, or repair transaction {txn}",
-        )
-    control.seals.head()
-    lost = tuple(seal.txn for seal in control.seals.read(txn, last + 1) if seal.touches(shard))
-    detail = {"consumer": consumer, "shard": str(shard), "reason": checked_reason(reason)}
-    note_all(pipeline, Event.PASSED_OVER, txns=lost, token=token, detail=detail)
-    return lost

@@ -24,7 +24,7 @@ from tidemark.core.history import CopiedWarehouse, HistoryLost, LogLost, Recover
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.ledger import EPOCH, Head
 from tidemark.core.publish import VERSION_NONE
-from tidemark.core.seal import touch_mark
+from tidemark.core.seal import replaced_mark, touch_mark
 from tidemark.pipeline.leases import Leases
 from tidemark.ports.control import Control
 
@@ -195,6 +195,29 @@ def _require_whole(control: Control, shard: ShardId, head: Head, last: Checkpoin
         raise LogLost(shard, ends=Txn(head.upper - 1), wanted=Txn(seen - 1))
     if head.upper <= touched <= last.txn and not waits:
         raise LogLost(shard, ends=Txn(head.upper - 1), wanted=touched)
+
+
+def replaced_at(control: Control, shard: ShardId) -> Txn:
+    """The last transaction that replaced a shard, in the loaded version of the seals; 0 if none did."""
+    return Txn(control.seals.mark(replaced_mark(shard)))
+
+
+def has_replacement(control: Control, shard: ShardId) -> bool:
+    """Whether a shard's log has the last transaction that replaced it, in the loaded version of the seals."""
+    replaced = replaced_at(control, shard)
+    return replaced == TXN_NONE or control.log(shard).head().upper > replaced
+
+
+def require_replacement(control: Control, shard: ShardId) -> None:
+    """Raise `Determinate` where a sealed transaction has replaced the shard and its log does not have it yet:
+    the settings of now don't fit the log's rows."""
+    for _ in range(LOOKS_MAX):
+        if has_replacement(control, shard):
+            return
+    raise Determinate(
+        f"transaction {replaced_at(control, shard)} replaces shard {shard}, and its log does not have it yet",
+        hint="run the pipeline, which appends it",
+    )
 
 
 def is_in_a_log(control: Control, txn: Txn, token: WriterToken) -> bool:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from tidemark.core.errors import Determinate, Indeterminate
-from tidemark.core.ids import Txn
+from tidemark.core.ids import TXN_NONE, Txn
 from tidemark.core.lease import (
     SUMMARY,
     Acquired,
@@ -49,7 +49,7 @@ from tidemark.core.lease import (
     with_summary,
 )
 from tidemark.core.ledger import Head, Put
-from tidemark.core.reading import decide_forget, holders_of
+from tidemark.core.reading import decide_accept, decide_forget, holders_of
 from tidemark.pipeline.context import settle
 from tidemark.ports.control import Ledger
 
@@ -131,10 +131,16 @@ class Leases:
                 return HeldByOther(outcome.current)
 
     def renew(
-        self, tenure: Tenure, *, txn: Txn | None = None, planned: Txn | None = None, link: int = 0
+        self,
+        tenure: Tenure,
+        *,
+        txn: Txn | None = None,
+        planned: Txn | None = None,
+        link: int = 0,
+        accepted: Txn = TXN_NONE,
     ) -> Tenure:
         """A new deadline, or `LeaseLost`. `txn` releases everything below it, and `link` is the link of the
-        last transaction there; `planned` records a batch."""
+        last transaction there; `planned` records a batch, `accepted` an agreement to a replacement."""
         began = self._clock()
 
         def decide(head: Head) -> Put[Lease, Lease] | Lease:
@@ -149,9 +155,20 @@ class Leases:
                 txn=txn,
                 planned=planned,
                 link=link,
+                accepted=accepted,
             )
 
         return Tenure(self._settle(decide, what=f"lease {tenure.lease.name!r}"), began)
+
+    def accept(self, name: str, txn: Txn) -> Lease:
+        """Record that a consumer agrees to the replacement of its shard."""
+
+        def decide(head: Head) -> Put[Lease, Lease] | Lease:
+            self._latest(head)
+            return decide_accept(head=head, current=self._last.get(name), name=name, txn=txn)
+
+        accepted: Lease = self._settle(decide, what=f"consumer {name!r}")
+        return accepted
 
     def release(self, lease: Lease) -> None:
         """End our own lease; one that has ended already is left as it is."""
@@ -327,6 +344,10 @@ class Hold:
         """Record the end of the batch that is about to be handed out."""
         self._renew(planned=upper)
 
+    def accept(self, txn: Txn) -> None:
+        """Record that the consumer agrees to the replacement of its shard at a transaction."""
+        self._renew(accepted=txn)
+
     def since_and_holders(self) -> tuple[Txn, tuple[str, ...]]:
         """The first retained transaction, and the current holders of leases."""
         with self._lock:
@@ -345,10 +366,19 @@ class Hold:
             raise self._lost
         self._tenure.check(now_seconds=self._clock())
 
-    def _renew(self, *, txn: Txn | None = None, planned: Txn | None = None, link: int = 0) -> None:
+    def _renew(
+        self,
+        *,
+        txn: Txn | None = None,
+        planned: Txn | None = None,
+        link: int = 0,
+        accepted: Txn = TXN_NONE,
+    ) -> None:
         with self._lock:
             self._check()
-            self._tenure = self._leases.renew(self._tenure, txn=txn, planned=planned, link=link)
+            self._tenure = self._leases.renew(
+                self._tenure, txn=txn, planned=planned, link=link, accepted=accepted
+            )
 
     def _keep(self) -> None:
         pause = self.lease.ttl_seconds / RENEWALS_PER_TTL

@@ -54,7 +54,13 @@ from tidemark.core.maintenance import (
 from tidemark.core.publish import VERSION_NONE, Published, published_txn
 from tidemark.core.seal import Decision, Part, is_fenced
 from tidemark.pipeline.context import Pipeline, settle, unfinished, watermark_below
-from tidemark.pipeline.history import is_in_a_log, log_head, require_history, require_logs
+from tidemark.pipeline.history import (
+    is_in_a_log,
+    log_head,
+    replaced_at,
+    require_history,
+    require_logs,
+)
 from tidemark.pipeline.leases import Leases
 from tidemark.pipeline.publish import checked_record, last_published, published_as_of
 from tidemark.ports.control import Control, Ledger, MaintainedLog
@@ -398,8 +404,11 @@ def maintain_state(
 
 def too_late_tombstones(control: Control, keeper: StateKeeper, shard: ShardId) -> Freed:
     """The files of tombstones that no record after the last publish can lose to."""
-    watermark = lowest_watermark(control, last_published(control, shard))
-    return Freed(0, 0) if watermark is None else keeper.too_late(shard, watermark=watermark)
+    last = last_published(control, shard)
+    watermark = lowest_watermark(control, last)
+    if watermark is None or last is None or last.txn < replaced_at(control, shard):
+        return Freed(0, 0)
+    return keeper.too_late(shard, watermark=watermark)
 
 
 def expire_tombstones(control: Control, keeper: StateKeeper, shard: ShardId, *, generation: int) -> Freed:
@@ -412,6 +421,8 @@ def expire_tombstones(control: Control, keeper: StateKeeper, shard: ShardId, *, 
     watermark = lowest_watermark(control, last)
     head = control.seals.head()
     is_old = is_fenced(generation, newest=head.generation, sealed_upper=head.upper)
+    # The tombstones are of the shape before until a replaced shard is published.
+    is_old = is_old or (last is not None and last.txn < replaced_at(control, shard))
     if last is None or watermark is None or is_old:
         return Freed(0, 0)
     return keeper.expire(shard, last=last, watermark=watermark)

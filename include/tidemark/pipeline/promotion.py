@@ -3,13 +3,16 @@
 It can stop anywhere: until the seal nothing has happened, and after the seal anyone finishes it, as any other
 transaction.
 
+A shard that gets another key, type or order is replaced: all rows of the candidate are staged for it, and
+nothing is compared (`replaced_shapes`).
+
 Runs wait for an open promotion, so it compares the rows of as few shards as it can. A shard has the same rows
 in both generations if every transaction has added the same rows to it, by the same settings (`unchanged`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -27,7 +30,8 @@ from tidemark.core.generation import (
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken
 from tidemark.core.ledger import Event, Head, Put
 from tidemark.core.replay import DataDiffers, judge
-from tidemark.core.seal import Decision, Lost, Seal, Staged, TooEarly
+from tidemark.core.seal import Decision, Lost, Seal, ShardParts, Staged, TooEarly
+from tidemark.core.shape import Shape, Shapes, misfit, replaced_in
 from tidemark.pipeline.candidates import require_there, skip_promotion
 from tidemark.pipeline.checkpoint import checkpoint, paused_shards
 from tidemark.pipeline.context import (
@@ -61,15 +65,23 @@ class Corrector(Protocol):
         transaction, by equal settings, are not enough to say that its tables are equal."""
         ...
 
-    def check(self, shards: Sequence[ShardId], *, upper: Txn) -> None:
-        """Compare the rows that a difference below `upper` would be read from with their digests."""
+    def check(self, shards: Sequence[ShardId], *, upper: Txn, replaced: Collection[ShardId] = ()) -> None:
+        """Compare the rows that a difference below `upper` would be read from with their digests. Of a
+        replaced shard only the candidate's are read."""
         ...
 
     def correct(
-        self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None
+        self,
+        shards: Sequence[ShardId],
+        *,
+        txn: Txn,
+        token: WriterToken,
+        watermark: int | None,
+        replaced: Collection[ShardId] = (),
     ) -> Mapping[ShardId, Correction]:
         """The differences between the rows of shards and the candidate's, both as of the transaction before
-        `txn`, staged as parts of `txn`. `watermark` is the one that the promotion seals."""
+        `txn`, staged as parts of `txn`; of a replaced shard all rows of the candidate. `watermark` is the one
+        that the promotion seals."""
         ...
 
 
@@ -162,8 +174,31 @@ def _check_tables(pair: Shadow, corrector: Corrector, shards: Sequence[ShardId])
     if pair.candidate.from_now:
         return
     upper = pair.shadow.control.seals.head().upper
-    equal = unchanged(pair, corrector, shards, upper=upper)
-    corrector.check([shard for shard in shards if shard not in equal], upper=upper)
+    replaced = replaced_shapes(pair, shards)
+    equal = unchanged(pair, corrector, shards, upper=upper) - replaced.keys()
+    differ = [shard for shard in shards if shard not in equal]
+    corrector.check(differ, upper=upper, replaced=replaced)
+
+
+def replaced_shapes(pair: Shadow, shards: Sequence[ShardId]) -> Shapes:
+    """The shards that the promotion replaces, each with its new shape: their logs don't take rows of the
+    candidate's shape. `NotReady` where nobody has agreed to that."""
+    declared = pair.target.shapes_of(pair.candidate.configuration)
+    found: dict[ShardId, Shape] = {}
+    for shard in (shard for shard in shards if shard in declared):
+        recorded = pair.live.control.log(shard).shape()
+        why = misfit(shard, recorded=recorded, declared=declared[shard])
+        if recorded is None or why is None:
+            continue
+        differs = replaced_in(recorded=recorded, declared=declared[shard])
+        agreed = shard in pair.candidate.replaces and not pair.candidate.from_now
+        if not agreed or not differs or declared[shard].grows:
+            raise NotReady(
+                f"generation {pair.candidate.generation} can't be promoted: {why.fact}",
+                hint=f"abort the candidate, and start it with `--replace {shard}`, or with another file",
+            )
+        found[shard] = declared[shard]
+    return found
 
 
 def _bind(pair: Shadow, attempt: Attempt, grace_seconds: float) -> Binding:
@@ -214,8 +249,10 @@ def _decide(
     base = watermark_below(live.control, txn)
     from_now = pair.candidate.from_now
     watermark = base if from_now else followed_watermark(pair, attempt, txn, base)
-    corrections = _corrected(pair, attempt, corrector, shards, bound, watermark, progress)
-    parts = {shard: one.parts for shard, one in corrections.items() if one.parts is not None}
+    replaced = replaced_shapes(pair, shards)
+    corrections = _corrected(pair, attempt, corrector, shards, bound, watermark, replaced, progress)
+    empty = {shard: ShardParts((), Digest()) for shard in replaced}
+    parts = empty | {shard: one.parts for shard, one in corrections.items() if one.parts is not None}
     seal = correction_seal(
         bound,
         token=attempt.token,
@@ -224,6 +261,7 @@ def _decide(
         engine="" if from_now else corrector.engine,
         watermark=watermark,
         base=base,
+        replaced=replaced,
     )
     progress(txn, "promote")
     outcome = put_seal(pair.target, seal)
@@ -248,18 +286,20 @@ def _corrected(
     shards: Sequence[ShardId],
     bound: Binding,
     watermark: int | None,
+    replaced: Shapes,
     progress: Progress,
 ) -> dict[ShardId, Correction]:
-    """The differences of all shards, staged under the attempt's token and read back."""
+    """The differences of all shards, staged under the attempt's token and read back; of those that are
+    replaced, all rows."""
     if pair.candidate.from_now:
         return {}
     txn, target = bound.txn, pair.target
-    equal = unchanged(pair, corrector, shards, upper=txn)
+    equal = unchanged(pair, corrector, shards, upper=txn) - replaced.keys()
     compared = [shard for shard in shards if shard not in equal]
     progress(txn, f"compare {len(compared)} of {len(shards)} shards")
     found = {
         **dict.fromkeys(equal, Correction()),
-        **corrector.correct(compared, txn=txn, token=attempt.token, watermark=watermark),
+        **corrector.correct(compared, txn=txn, token=attempt.token, watermark=watermark, replaced=replaced),
     }
     refused = [f"shard {shard}: {one.refused}" for shard, one in found.items() if one.refused]
     parts = {shard: one.parts for shard, one in found.items() if one.parts is not None}

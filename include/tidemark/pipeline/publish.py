@@ -23,7 +23,7 @@ from tidemark.core.generation import Superseded
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn, WriterToken, next_txn
 from tidemark.core.lease import since_of
 from tidemark.core.ledger import UPPER, Conflict, Head, Put
-from tidemark.core.log import Truncated, agreed
+from tidemark.core.log import BeforeReplacement, Truncated, agreed, begins_at
 from tidemark.core.publish import (
     Policy,
     Published,
@@ -38,7 +38,7 @@ from tidemark.core.publish import (
     due,
     published_txn,
 )
-from tidemark.core.seal import is_fenced
+from tidemark.core.seal import is_fenced, replaced_mark
 from tidemark.pipeline.context import settle
 from tidemark.pipeline.history import log_head, require_history, require_known
 from tidemark.ports.control import Control, Ledger
@@ -178,6 +178,7 @@ def _publish(
             # The loaded version may be an old one, so look twice; a loss stays.
             log = log_head(control, shard)
         _require_in_charge(control, generation)
+        _require_appended(control, shard, log)
         if last is not None:
             require_known(control, f"the state of shard {shard}", txn=last.txn, link=last.commit.link)
         try:
@@ -193,7 +194,9 @@ def _publish(
             case PutOnRecord(version, commit):
                 put_record(control, shard, version=version, commit=commit)
             case PublishTail(lower, upper, base):
-                tail = Tail(lower, upper, log.version, log.link)
+                begins = begins_at(log)
+                afresh = lower <= begins
+                tail = Tail(max(lower, begins), upper, log.version, log.link, afresh)
                 made = plane.publish(shard, tail, base=base, token=token)
                 if not isinstance(made, Conflict):
                     record = put_record(control, shard, version=made[0], commit=made[1])
@@ -213,6 +216,17 @@ def _require_in_charge(control: Control, generation: int | None) -> None:
         raise Superseded(generation=generation, newest=head.generation)
 
 
+def _require_appended(control: Control, shard: ShardId, log: Head) -> None:
+    """`Determinate` where a promotion has replaced the shard and the log's version does not have it: rows
+    from before it are not those of the settings in charge."""
+    replaced = Txn(control.seals.mark(replaced_mark(shard)))
+    if replaced >= log.upper:
+        raise Determinate(
+            f"transaction {replaced} replaces shard {shard}, and its log does not have it yet",
+            hint="run the pipeline, which appends it",
+        )
+
+
 def rebuild(
     control: Control,
     plane: StatePlane,
@@ -227,8 +241,9 @@ def rebuild(
     """Replace the state by a fold of its log, in one commit, whatever the state contains; then publish what
     the log has got meanwhile, until nothing is left. Returns the record of the rebuild.
 
-    `base` is a recorded publish to start from. For a log that no longer reaches back to transaction 1 it
-    defaults to the last one. Its version of the state is read back and must have the recorded digest.
+    `base` is a recorded publish to start from. For a log that no longer reaches back to transaction 1, or to
+    the one that replaced the shard, it defaults to the last one. Its version of the state is read back and
+    must have the recorded digest.
 
     A rebuild that loses to a publish folds the log again, up to the deadline. What is left to publish at the
     deadline is left to the next publish."""
@@ -237,12 +252,13 @@ def rebuild(
     def work() -> Published | Conflict:
         last = last_published(control, shard)
         since = since_of(control.leases.head())
-        start = base if base is not None or since == TXN_FIRST else last
         log = log_head(control, shard, require_history(control))
         _require_in_charge(control, generation)
+        control.seals.head()
+        _require_appended(control, shard, log)
+        start, lower = _rebuild_from(shard, log, base=base, last=last, since=since)
         if start is not None:
             check_rows(plane, shard, start)
-        lower = next_txn(start.txn) if start is not None else TXN_FIRST
         if lower < since:
             raise Truncated(shard, as_of=Txn(lower - 1), since=since)
         if log.upper - 1 < published_txn(last):
@@ -253,7 +269,9 @@ def rebuild(
         if log.upper == TXN_FIRST:
             fact = f"the log of {shard} has nothing to rebuild from"
             raise InvalidUsage(fact, hint="run the pipeline first")
-        tail = Tail(lower, log.upper, log.version, log.link)
+        # Whatever happened to the table: its columns are those of the log that it is made of.
+        afresh = start is None and begins_at(log) == lower
+        tail = Tail(lower, log.upper, log.version, log.link, afresh)
         made = plane.rebuild(shard, tail, base=start, token=token)
         if isinstance(made, Conflict):
             return made
@@ -269,6 +287,20 @@ def rebuild(
     while not isinstance(published, UpToDate) and clock() < deadline:
         published = _publish(control, plane, shard, token, generation)
     return done
+
+
+def _rebuild_from(
+    shard: ShardId, log: Head, *, base: Published | None, last: Published | None, since: Txn
+) -> tuple[Published | None, Txn]:
+    """The publish that a rebuild starts from, None for nothing, and the first transaction of its tail."""
+    begins = begins_at(log)
+    first = max(TXN_FIRST, begins)
+    start = base if base is not None or since <= first else last
+    if start is None:
+        return None, first
+    if start.txn < begins:
+        raise BeforeReplacement(shard, as_of=start.txn, begins=begins)
+    return start, next_txn(start.txn)
 
 
 def check_rows(plane: StatePlane, shard: ShardId, base: Published) -> None:
@@ -291,5 +323,19 @@ def verify_state(control: Control, plane: StatePlane, shard: ShardId) -> Publish
     newest publish, None when there is none yet."""
     last = checked_record(control, plane, shard)
     if last is not None:
+        require_republished(control, shard, last)
         check_rows(plane, shard, last)
     return last
+
+
+def require_republished(control: Control, shard: ShardId, last: Published) -> None:
+    """`Determinate` where a promotion has replaced the shard after its last publish: the state still has the
+    shape of before."""
+    control.seals.head()
+    replaced = Txn(control.seals.mark(replaced_mark(shard)))
+    if last.txn < replaced:
+        raise Determinate(
+            f"the state of shard {shard} is published up to transaction {last.txn}, and transaction"
+            f" {replaced} replaced the shard",
+            hint="publish it first: `tidemark publish PIPELINE SHARD`",
+        )

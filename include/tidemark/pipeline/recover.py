@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from tidemark.core.binding import Binding, Step
 from tidemark.core.checksum import Digest, shard_endpoint
-from tidemark.core.errors import Determinate
+from tidemark.core.errors import Determinate, InvariantViolation
 from tidemark.core.history import (
     BOUND,
     SEALED,
@@ -35,7 +35,7 @@ from tidemark.core.history import (
 from tidemark.core.ids import TXN_FIRST, Frontier, ShardId, Txn
 from tidemark.core.lease import Lease
 from tidemark.core.ledger import UPPER, Event, Head, JournalEntry, Put
-from tidemark.core.log import LogEntry, Paused
+from tidemark.core.log import LogEntry, Paused, begins_at
 from tidemark.core.maintenance import covering
 from tidemark.core.publish import VERSION_NONE
 from tidemark.core.seal import Part, Seal, ShardParts, Staged, skip_of, touch_mark
@@ -346,6 +346,7 @@ def _decide_again(
         finish(pipeline, attempt, txn, progress=progress)
         return ""
     if binding.promotes:
+        _require_not_replaced(pipeline, txn)
         why = f"its decision is lost, and generation {binding.promotes} can only be promoted again"
         return _put_lost(pipeline, attempt, binding, why)
     overruled = _noted(pipeline.control, txn, Event.SKIPPED, Event.ACCEPTED)
@@ -376,6 +377,18 @@ def _decide_again(
     progress(txn, "upsert")
     commit_staged(pipeline, attempt, same, gated, reason=reason)
     return ""
+
+
+def _require_not_replaced(pipeline: Pipeline, txn: Txn) -> None:
+    """`InvariantViolation` where a log was begun anew by a promotion whose decision is lost: without it, the
+    settings in charge are those from before, and don't fit the log."""
+    control = pipeline.control
+    replaced = [shard for shard in control.shards() if begins_at(control.log(shard).head()) == txn]
+    if replaced:
+        raise InvariantViolation(
+            f"transaction {txn} has replaced shard {', '.join(replaced)}, and its decision is lost",
+            hint="restore `_control/history` from a newer copy; nothing was decided",
+        )
 
 
 def _as_logged(pipeline: Pipeline, staged: Staged) -> Staged | None:

@@ -27,7 +27,7 @@ from tidemark.core.replay import DataDiffers, Finding, judge, judge_replay
 from tidemark.core.seal import Decision, Part, Seal, ShardParts, Staged
 from tidemark.pipeline.context import Attempt, Pipeline, note, seal_at, sealed_binding
 from tidemark.pipeline.maintain import begin, merge_run, put
-from tidemark.pipeline.replay import merged_files, read_sealed, replay_input
+from tidemark.pipeline.replay import judged_there, merged_files, read_sealed, replaced_since, replay_input
 from tidemark.pipeline.validate import Gated, Judged, record
 from tidemark.ports.control import MaintainedLog
 from tidemark.ports.planes import MaintainedPlane
@@ -63,8 +63,10 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     pipeline.control.seals.head()
     seal = seal_at(pipeline, txn)
     binding = sealed_binding(pipeline, seal)
-    merged = merged_files(pipeline, seal)
-    damage = find_damage(pipeline, seal, [shard for shard in seal.shards if shard not in merged])
+    merged, replaced = merged_files(pipeline, seal), replaced_since(pipeline, seal)
+    # No log has what was replaced, so nothing of it is restored.
+    there = [shard for shard in seal.shards if shard not in merged and shard not in replaced]
+    damage = find_damage(pipeline, seal, there)
     broken = {shard: files for shard, files in merged.items() if _is_broken(pipeline, seal, shard, files)}
     finding = replay_input(pipeline, binding, seal)
     record(pipeline, attempt, Judged(Gated(finding), replayed=True))
@@ -74,13 +76,13 @@ def repair(pipeline: Pipeline, attempt: Attempt, txn: Txn) -> Repaired:
     restored = _restored(pipeline, attempt, seal, damage) if damage else []
     for shard, files in broken.items():
         restored += _merged_anew(pipeline, attempt, shard, files)
-    again = judge(txn, recorded=seal.digests, found=read_sealed(pipeline, seal))
+    again, _ = judged_there(pipeline, seal, read_sealed(pipeline, seal))
     if not again.passed:
         raise DataDiffers(again)
-    replaced: dict[str, list[str]] = {}
+    paths: dict[str, list[str]] = {}
     for shard, part in restored:
-        replaced.setdefault(str(shard), []).append(part.path)
-    detail = {"parts": json.dumps(replaced), "run": attempt.owner.run_id}
+        paths.setdefault(str(shard), []).append(part.path)
+    detail = {"parts": json.dumps(paths), "run": attempt.owner.run_id}
     note(pipeline, Event.REPAIRED, txn=txn, token=attempt.token, detail=detail)
     return Repaired(finding, tuple(restored))
 

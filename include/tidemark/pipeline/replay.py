@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final
 
 from tidemark.core.binding import Binding
-from tidemark.core.checksum import Digests
+from tidemark.core.checksum import Digests, shard_endpoint
 from tidemark.core.errors import Determinate, InvalidUsage
 from tidemark.core.ids import TXN_FIRST, ShardId, Txn
 from tidemark.core.lease import SINCE, LeaseRecord, since_of
@@ -29,7 +29,7 @@ from tidemark.core.replay import (
     judge_skipped,
     plan_replay,
 )
-from tidemark.core.seal import Decision, Seal, Staged
+from tidemark.core.seal import Decision, Seal, Staged, replaced_mark
 from tidemark.pipeline.context import Pipeline, settle
 
 VERIFY, REPAIR = "verify", "repair"
@@ -64,11 +64,21 @@ def as_sealed(seal: Seal) -> Staged:
     return Staged(seal.txn, seal.token, seal.source, seal.shards, seal.engine)
 
 
+def replaced_since(pipeline: Pipeline, seal: Seal) -> dict[ShardId, Txn]:
+    """The shards of a sealed transaction that a later one has replaced, with that one: no log has these parts
+    any more."""
+    marks = {shard: Txn(pipeline.control.seals.mark(replaced_mark(shard))) for shard in seal.shards}
+    return {shard: txn for shard, txn in marks.items() if txn > seal.txn}
+
+
 def merged_files(pipeline: Pipeline, seal: Seal) -> dict[ShardId, tuple[LogFile, ...]]:
     """The shards whose log has other files for a transaction than its seal names, with those files: files
-    that compaction has merged, or none below `since`."""
+    that compaction has merged, or none below `since`. Shards that were replaced since are left out."""
     merged: dict[ShardId, tuple[LogFile, ...]] = {}
+    replaced = replaced_since(pipeline, seal)
     for shard, added in seal.shards.items():
+        if shard in replaced or not added.parts:
+            continue
         log = pipeline.control.log(shard)
         # A log that waits has not appended the parts; they are where they were staged.
         if log.head().upper > seal.txn:
@@ -80,10 +90,13 @@ def merged_files(pipeline: Pipeline, seal: Seal) -> dict[ShardId, tuple[LogFile,
 
 def read_sealed(pipeline: Pipeline, seal: Seal) -> Digests:
     """The current digests of a sealed transaction's rows: from its parts or, where compaction has merged
-    those, from the files that replaced them in the log."""
+    those, from the files that replaced them in the log. Shards that were replaced since are not read."""
     merged = merged_files(pipeline, seal)
     moved = {shard: [file.part for file in files] for shard, files in merged.items()}
-    return pipeline.plane.read_back(as_sealed(seal), moved=moved)
+    replaced = replaced_since(pipeline, seal)
+    staged = as_sealed(seal)
+    kept = {shard: one for shard, one in staged.shards.items() if one.parts and shard not in replaced}
+    return pipeline.plane.read_back(replace(staged, shards=kept), moved=moved)
 
 
 def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
@@ -93,6 +106,9 @@ def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
     if skipped is not None:
         return skipped
     if seal.decision is Decision.CORRECTED:
+        _, why = judged_there(pipeline, seal, seal.digests)
+        if why:
+            return Finding(seal.txn, Verdict.NOT_COMPARABLE, why=why)
         return judge_replay(seal, as_sealed(seal))
     gone = pipeline.source.inspect(binding)
     if gone:
@@ -101,16 +117,36 @@ def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
 
 
 def judge_parts(pipeline: Pipeline, seal: Seal, found: Digests) -> Finding:
-    """Judge the digests of the sealed parts. Parts that maintenance was free to remove are not compared."""
-    finding = judge(seal.txn, recorded=seal.digests, found=found)
+    """Judge the digests of the sealed parts. Parts that maintenance was free to remove are not compared, nor
+    are those of shards that were replaced since; a promotion has nothing else that proves it."""
+    finding, why = judged_there(pipeline, seal, found)
+    if not finding.passed:
+        # The loaded version may be older than what was read.
+        pipeline.control.seals.head()
+        finding, why = judged_there(pipeline, seal, found)
+    if finding.passed and why and seal.decision is Decision.CORRECTED:
+        return Finding(seal.txn, Verdict.NOT_COMPARABLE, why=why)
     if finding.passed:
-        return finding
+        return replace(finding, why=f"by its input; {why}") if why else finding
     # Read after the parts: maintenance raises this mark before it removes anything. An old version of the
     # leases would show removed parts as damaged; a commit, even an empty one, needs the newest version.
     since = settle(pipeline.control.leases, confirmed_since, what="the look at since")
     if seal.txn < since:
         return Finding(seal.txn, Verdict.IDENTICAL, why=f"by its input; its parts below {since} are deleted")
     return replace(finding, why=PARTS_DIFFER)
+
+
+def judged_there(pipeline: Pipeline, seal: Seal, found: Digests) -> tuple[Finding, str]:
+    """The finding on the parts that the logs should still have, and why others are not compared."""
+    replaced = replaced_since(pipeline, seal)
+    without = {shard_endpoint(shard) for shard in replaced}
+    recorded, now = (
+        {endpoint: digest for endpoint, digest in digests.items() if endpoint not in without}
+        for digests in (seal.digests, found)
+    )
+    named = [f"{shard} by transaction {txn}" for shard, txn in replaced.items() if seal.shards[shard].parts]
+    why = f"its parts were replaced in shard {', '.join(named)}" if named else ""
+    return judge(seal.txn, recorded=recorded, found=now), why
 
 
 def confirmed_since(head: Head) -> Put[LeaseRecord, Txn] | Txn:

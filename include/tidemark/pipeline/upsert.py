@@ -44,7 +44,7 @@ from tidemark.core.seal import (
     seal_of,
     touch_mark,
 )
-from tidemark.core.shape import Shapes
+from tidemark.core.shape import Misfit, Shapes
 from tidemark.pipeline.context import (
     Attempt,
     Pipeline,
@@ -57,6 +57,7 @@ from tidemark.pipeline.context import (
     unfinished,
 )
 from tidemark.pipeline.history import (
+    has_replacement,
     is_in_a_log,
     log_head,
     newest_recovery,
@@ -84,6 +85,20 @@ def put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
     The shapes that the parts were made with go on record in the logs first, by put-if-absent. So of two
     pipeline files that disagree about a new shard or column one is refused, and a log can always append what
     is sealed."""
+    try:
+        return _put_seal(pipeline, seal)
+    except Misfit:
+        # A log that lacks the promotion which has replaced it has the shape of before.
+        pipeline.control.seals.head()
+        late = [shard for shard in seal.shards if not has_replacement(pipeline.control, shard)]
+        if not late:
+            raise
+        for shard in late:
+            bring_up_log(pipeline, shard)
+        return _put_seal(pipeline, seal)
+
+
+def _put_seal(pipeline: Pipeline, seal: Seal) -> SealOutcome:
     seals = pipeline.control.seals
     declared = _declared(pipeline, seal)
     if declared:
@@ -152,11 +167,12 @@ def _declare(pipeline: Pipeline, seal: Seal, shapes: Shapes) -> None:
 
 
 def _declared(pipeline: Pipeline, seal: Seal) -> Shapes:
-    """The shapes of the shards that a seal has parts for, by the settings that the parts were made with."""
+    """The shapes of the shards that a seal has parts for, by the settings that the parts were made with. What
+    replaces a shard brings its shape along."""
     if not seal.shards or seal.decision is Decision.LOST:
         return {}
     shapes = pipeline.shapes_of(sealed_binding(pipeline, seal).configuration)
-    return {shard: shapes[shard] for shard in seal.shards if shard in shapes}
+    return {shard: shapes[shard] for shard in seal.shards if shard in shapes and shard not in seal.replaced}
 
 
 def seal_judged(

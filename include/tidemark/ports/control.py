@@ -25,7 +25,7 @@ from tidemark.core.binding import Binding, BindingRecord
 from tidemark.core.checkpoint import Checkpoint
 from tidemark.core.generation import Candidate
 from tidemark.core.history import Recovery
-from tidemark.core.ids import ShardId, Txn
+from tidemark.core.ids import TXN_NONE, ShardId, Txn
 from tidemark.core.lease import LeaseRecord
 from tidemark.core.ledger import CommitOutcome, Head, JournalEntry, Put
 from tidemark.core.log import LogEntry, LogFile
@@ -77,7 +77,10 @@ class ReportsCommitTime(Protocol):
 
 
 class Log(Ledger[LogEntry], Protocol):
-    """A shard's log: a ledger whose records are the sealed parts."""
+    """A shard's log: a ledger whose records are the sealed parts.
+
+    An entry that replaces the log removes all earlier parts and takes over the entry's shape, in one
+    commit."""
 
     def files(self) -> Sequence[LogFile]:
         """The active files, which have the rows that readers see, in the version of the last `head`."""
@@ -178,11 +181,13 @@ class Control(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogListing:
-    """A log at one version of its table: its upper and its files."""
+    """A log at one version of its table: its upper, its files, and the transaction that it was begun anew
+    with; 0 if it was not."""
 
     version: int
     upper: Txn
     files: tuple[LogFile, ...]
+    begins: Txn = TXN_NONE
 
 
 class PartFiles(Protocol):

@@ -93,12 +93,14 @@ class NoExpectations:
 class Tail:
     """The log's rows with lower <= txn < upper, at a version of its table that has them all.
 
-    `link` is that of its last transaction."""
+    `link` is that of its last transaction. `afresh` is whether the log was begun anew at `lower`, after the
+    state's last publish: what the state has, its columns too, counts for nothing."""
 
     lower: Txn
     upper: Txn
     log_version: int
     link: int = 0
+    afresh: bool = False
 
     @property
     def txn(self) -> Txn:

@@ -144,7 +144,7 @@ class SparkStatePlane:
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:
         pins = Pins(base, tail.log_version, tail.upper)
-        if pins.lower != tail.lower:
+        if pins.lower != tail.lower and not tail.afresh:
             raise InvariantViolation(
                 f"a tail from transaction {tail.lower} on does not follow the publish {pins.lower - 1}"
             )
@@ -153,6 +153,8 @@ class SparkStatePlane:
             # The cached table may be so old that the log entries after it were removed.
             del self._tables[shard]
             return Conflict()
+        if tail.afresh:
+            return self._rebuilt(shard, tail, version, base=None, token=token)
         try:
             return self._by_index(shard, tail, base, version, token)
         except Unsuited:
@@ -212,7 +214,13 @@ class SparkStatePlane:
         return (found.version, found.txn) == (version, published_txn(base)) and not found.foreign_writes
 
     def _commit(
-        self, shard: ShardId, version: NextVersion, commit: StateCommit, **change: Any
+        self,
+        shard: ShardId,
+        version: NextVersion,
+        commit: StateCommit,
+        *,
+        afresh: bool = False,
+        **change: Any,
     ) -> CommitOutcome:
         """Make one commit, even if no row changes, so that the table records the transaction that it has
         reached."""
@@ -223,17 +231,24 @@ class SparkStatePlane:
             txns={app_id(self._specs.pipeline, shard): commit.txn},
             facts={"userMetadata": encoded(commit)},
             **change,
-            **description(version.head, spec.declared, state_properties(spec)),
+            **description(version.head, spec.declared, state_properties(spec), afresh=afresh),
         )
 
     def rebuild(
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:
-        spec, spark = self._specs.of(shard), self._spark
-        pins = Pins(base, tail.log_version, tail.upper)
         version = self._next(shard)
         if version.head.txns.get(app_id(self._specs.pipeline, shard), TXN_NONE) > tail.txn:
             return Conflict()
+        return self._rebuilt(shard, tail, version, base=base, token=token)
+
+    def _rebuilt(
+        self, shard: ShardId, tail: Tail, version: NextVersion, *, base: Published | None, token: WriterToken
+    ) -> tuple[int, StateCommit] | Conflict:
+        """Replace all rows of the state by the fold of the tail onto `base`, and its columns too where the
+        log was begun anew."""
+        spec, spark = self._specs.of(shard), self._spark
+        pins = Pins(base, tail.log_version, tail.upper, begins=tail.lower)
         folded = folded_tail(spark, spec, lower=tail.lower, upper=tail.upper, version=tail.log_version)
         with (
             shard_job_errors(shard),
@@ -250,7 +265,7 @@ class SparkStatePlane:
                 "added": version.write(rows.select("*", *spec.beside)),
                 "removed": list(version.head.files),
             }
-            outcome = self._commit(shard, version, commit, **change)
+            outcome = self._commit(shard, version, commit, afresh=tail.afresh, **change)
         return outcome if isinstance(outcome, Conflict) else (outcome.version, commit)
 
 

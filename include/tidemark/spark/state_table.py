@@ -163,9 +163,12 @@ def retention_of(spec: StateSpec) -> dict[str, str]:
     return retention_properties(spec.history_days)
 
 
-def description(head: TableHead, columns: StructType, properties: Mapping[str, str]) -> dict[str, Any]:
+def description(
+    head: TableHead, columns: StructType, properties: Mapping[str, str], *, afresh: bool = False
+) -> dict[str, Any]:
     """The protocol and metadata that a commit on a head must include: those of a new table, or those with
-    new columns; empty if the table has all columns. An existing table keeps its properties."""
+    new columns; empty if the table has all columns. `afresh`, the table gets exactly these columns. An
+    existing table keeps its properties."""
     declared: list[dict[str, Any]] = json.loads(columns.json())["fields"]
     if head.version == VERSION_NONE:
         schema = _schema(declared)
@@ -181,9 +184,10 @@ def description(head: TableHead, columns: StructType, properties: Mapping[str, s
     there: list[dict[str, Any]] = json.loads(head.metadata["schemaString"])["fields"]
     names = {field["name"] for field in there}
     lacking = [field for field in declared if field["name"] not in names]
-    if not lacking:
+    fields = list(map(_nullable, declared if afresh else lacking))
+    if not fields or (afresh and fields == there):
         return {}
-    schema = json.dumps({"type": "struct", "fields": [*there, *map(_nullable, lacking)]})
+    schema = json.dumps({"type": "struct", "fields": fields if afresh else [*there, *fields]})
     needed = protocol_action(configuration=head.configuration, schema=schema)
     return {
         "protocol": widened_protocol(head.protocol, needed),

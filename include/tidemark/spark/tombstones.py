@@ -101,6 +101,7 @@ def write_tombstones(
         spec,
         added,
         afresh=afresh or kept is not None,
+        kept=kept is not None,
         corrected=corrected,
     )
 
@@ -140,14 +141,17 @@ def tombstoned(
     added: Sequence[NewFile],
     *,
     afresh: bool = False,
+    kept: bool = False,
     corrected: Txn = TXN_NONE,
 ) -> int | Conflict:
-    """Commit new tombstones, `afresh` in place of all earlier ones; `corrected` is the tail's last
-    correction."""
+    """Commit new tombstones, `afresh` in place of all earlier ones, of which some may be `kept`; `corrected`
+    is the tail's last correction."""
     head = version.head
     gone = list(head.files) if afresh else []
     after = sum(file.rows for file in added) + head.rows - sum(head.files[path].live for path in gone)
-    described: dict[str, Any] = dict(description(head, _schema(spec), retention_of(spec)))
+    described: dict[str, Any] = dict(
+        description(head, _schema(spec), retention_of(spec), afresh=afresh and not kept)
+    )
     if corrected > head.txns.get(CORRECTED, TXN_NONE):
         described["txns"] = {CORRECTED: int(corrected)}
     outcome = version.commit("WRITE", after, added=added, removed=gone, **described)

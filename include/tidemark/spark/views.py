@@ -75,15 +75,17 @@ _STATE_ROWS_FEW = 20 * ROWS_FEW
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """The versions that a read is pinned to: a publish (or none yet), a version of the log and its upper."""
+    """The versions that a read is pinned to: a publish (or none yet), a version of the log and its upper.
+    `begins` is the transaction that the log was begun anew with; a publish from before it is no base."""
 
     base: Published | None
     log_version: int
     upper: Txn
+    begins: Txn = TXN_NONE
 
     @property
     def lower(self) -> Txn:
-        return next_txn(self.base.txn if self.base is not None else TXN_NONE)
+        return max(next_txn(self.base.txn if self.base is not None else TXN_NONE), self.begins)
 
 
 def read_state(spark: SparkSession, spec: StateSpec, base: Published) -> DataFrame:

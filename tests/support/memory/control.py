@@ -13,7 +13,7 @@ from tidemark.core.generation import Candidate
 from tidemark.core.history import CHAPTERS, Chapter, HistoryRecord, Recovery, chapter_head
 from tidemark.core.ids import ShardId, Txn
 from tidemark.core.lease import LeaseRecord
-from tidemark.core.ledger import CommitOutcome, Head, JournalEntry, Put
+from tidemark.core.ledger import CommitOutcome, Committed, Head, JournalEntry, Put
 from tidemark.core.log import LogEntry, LogFile
 from tidemark.core.maintenance import Replacement
 from tidemark.core.publish import Cut, Published, StateCommit
@@ -71,7 +71,9 @@ class MemoryWarehouse:
         return MemoryTruth(self.history, "recoveries")
 
     def log(self, shard: ShardId) -> MemoryLog:
-        return self.logs.setdefault(shard, MemoryLog())
+        if shard not in self.logs:
+            self.logs[shard] = MemoryLog(self.shapes, shard)
+        return self.logs[shard]
 
     def publishes(self, shard: ShardId) -> MemoryLedger[Published]:
         return self.records.setdefault(shard, MemoryLedger())
@@ -125,7 +127,32 @@ def active_files(changes: Iterable[LogEntry | Replacement]) -> list[LogFile]:
 
 
 class MemoryLog(MemoryLedger[LogEntry]):
-    """A log's truth: its entries, and replacements of their files by maintenance."""
+    """A log's truth: its entries, and replacements of their files by maintenance. An entry that replaces it
+    begins it anew under its own shape."""
+
+    def __init__(self, shapes: dict[ShardId, Shape], shard: ShardId) -> None:
+        super().__init__()
+        self._shapes, self._shard = shapes, shard
+        self._begins: list[tuple[int, int, Shape | None]] = []
+
+    def commit(self, head: Head, put: Put[LogEntry, Any]) -> CommitOutcome:
+        before = self._counts[-1]
+        outcome = super().commit(head, put)
+        for entry in put.records if isinstance(outcome, Committed) else ():
+            if isinstance(entry, LogEntry) and entry.replaced is not None:
+                self._begins.append((self.version, before, self._shapes.get(self._shard)))
+                self._shapes[self._shard] = entry.replaced
+        return outcome
+
+    def restore(self, version: int) -> None:
+        while self._begins and self._begins[-1][0] > version:
+            _, _, shape = self._begins.pop()
+            if shape is not None:
+                self._shapes[self._shard] = shape
+        super().restore(version)
+
+    def _begin(self, version: int) -> int:
+        return max((begin for at, begin, _ in self._begins if at <= version), default=0)
 
     def records(self, version: int) -> Sequence[LogEntry]:
         """The entries, also those whose files were replaced or removed since."""

@@ -3,12 +3,13 @@ of their own, and the difference between two of them by the core's own fold.
 
 The rules of a configuration stand in its text: `times` multiplies values, `without` drops keys, `rename`
 sends a table's records to another, all only for the tables `of`; `hold_above` and `fail_above` are
-expectations."""
+expectations. `half`, `text` and `ordered` are another key, type and order; a configuration that names one of
+them declares shapes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -26,6 +27,7 @@ from tidemark.core.generation import Candidate, Correction, PromotionOpen, Super
 from tidemark.core.ids import TXN_FIRST, TXN_NONE, ShardId, Txn, WriterToken
 from tidemark.core.ledger import CommitOutcome, Head, Put
 from tidemark.core.seal import CORRECTION, Fenced, Opinion, ShardParts, Staged
+from tidemark.core.shape import Shape, Shapes
 from tidemark.pipeline.candidates import (
     abort,
     await_promotion,
@@ -51,6 +53,26 @@ def rules_of(text: str) -> Mapping[str, Any]:
     return json.loads(text)  # type: ignore[no-any-return]
 
 
+def shapes_in(configuration: Configuration) -> Shapes:
+    """The shapes that a configuration declares."""
+    rules = rules_of(configuration.text)
+    if not {"half", "text", "ordered"} & rules.keys():
+        return {}
+
+    def shape(shard: ShardId) -> Shape:
+        here = rules if shard in rules.get("of", SHARDS) else {}
+        key = "half" if here.get("half") else "k"
+        columns = {"k": "INT", "half": "INT", "v": "STRING" if here.get("text") else "INT", "s": "INT"}
+        return Shape(columns, (key,), "s" if here.get("ordered") else "", frozenset())
+
+    return {shard: shape(shard) for shard in SHARDS}
+
+
+def half(key: Any) -> Any:
+    """A coarser key: several keys become one."""
+    return key // 2 if isinstance(key, int) else str(key)[:1]
+
+
 def decoded(configuration: Configuration, record: SourceRecord) -> SourceRecord | None:
     """A record as a configuration reads it; None where it is not taken."""
     rules = rules_of(configuration.text)
@@ -61,9 +83,13 @@ def decoded(configuration: Configuration, record: SourceRecord) -> SourceRecord 
     if isinstance(record.sequence, int) and record.sequence > rules.get("at_most", record.sequence):
         return None
     value: Any = record.value
+    if rules.get("text") and value is not None:
+        value = str(value)
     return replace(
         record,
         table=rules.get("rename", {}).get(record.table, record.table),
+        key=(half(record.key[0]),) if rules.get("half") else record.key,
+        sequence=record.sequence if rules.get("ordered", True) else None,
         value=value * rules["times"] if value is not None and "times" in rules else value,
     )
 
@@ -142,18 +168,42 @@ class MemoryCorrector:
         """The rule `folds`: no fold depends on another rule, so all else must show in the digests."""
         return str(rules_of(configuration.text).get("folds", {}).get(shard, ""))
 
-    def check(self, shards: Sequence[ShardId], *, upper: Txn) -> None:
+    def check(self, shards: Sequence[ShardId], *, upper: Txn, replaced: Collection[ShardId] = ()) -> None:
         """It reads logs alone."""
 
     def correct(
-        self, shards: Sequence[ShardId], *, txn: Txn, token: WriterToken, watermark: int | None
+        self,
+        shards: Sequence[ShardId],
+        *,
+        txn: Txn,
+        token: WriterToken,
+        watermark: int | None,
+        replaced: Collection[ShardId] = (),
     ) -> dict[ShardId, Correction]:
         self.watermarks.append(watermark)
         self.compared = tuple(shards)
         return {
-            shard: self.stage(shard, self.difference(shard, upper=txn), txn=txn, token=token)
+            shard: (
+                self.whole(shard, txn=txn, token=token)
+                if shard in replaced
+                else self.stage(shard, self.difference(shard, upper=txn), txn=txn, token=token)
+            )
             for shard in shards
         }
+
+    def whole(self, shard: ShardId, *, txn: Txn, token: WriterToken) -> Correction:
+        """All rows of the candidate, and the tombstones that a late record could lose to."""
+        folded = fold(self._rows(self._shadow, self._shadow_files, shard, txn)).values()
+        kept = [row for row in folded if not row.deletes or row.sequence is not None]
+        return self._staged(
+            shard,
+            [
+                replace(row, txn=txn, position=Position("", at), since=txn)
+                for at, row in enumerate(sorted(kept, key=lambda one: repr(one.key)))
+            ],
+            txn=txn,
+            token=token,
+        )
 
     def difference(self, shard: ShardId, *, upper: Txn) -> dict[tuple[object, ...], object]:
         """The keys whose values differ below `upper`, with the new ones; None where they are to go."""
@@ -182,9 +232,13 @@ class MemoryCorrector:
     ) -> Correction:
         if not found:
             return Correction()
-        rows = tuple(
-            Change(key, value, txn, Position("", at)) for at, (key, value) in enumerate(found.items())
-        )
+        rows = [Change(key, value, txn, Position("", at)) for at, (key, value) in enumerate(found.items())]
+        return self._staged(shard, rows, txn=txn, token=token)
+
+    def _staged(self, shard: ShardId, known: Sequence[Change], *, txn: Txn, token: WriterToken) -> Correction:
+        rows = tuple(known)
+        if not rows:
+            return Correction()
         plane: Any = self._live.plane
         part = plane._write(f"{shard}/{txn}/{token}/correction", rows)
         deletes = sum(row.deletes for row in rows)
@@ -217,6 +271,7 @@ class GenerationWorld(World):
             configuration,
             configuration.generation,
             RuleGate(files, configuration),
+            shapes_in,
         )
 
     def opened(self, chaos: Chaos | None = None) -> Pipeline:
@@ -263,7 +318,7 @@ class GenerationWorld(World):
         new = Candidate(1, 1, token, configuration, **known)
         return start(MemoryControl(self.warehouse, chaos), new)
 
-    def rollback(self, chaos: Chaos | None = None) -> Candidate:
+    def rollback(self, chaos: Chaos | None = None, *, replaces: Sequence[ShardId] = ()) -> Candidate:
         """Begin a candidate that takes back the last promotion, as a command does it."""
         control = MemoryControl(self.warehouse, chaos)
         generation = control.seals.head().generation
@@ -273,7 +328,7 @@ class GenerationWorld(World):
         before = configuration_in_charge(control, below=last)
         assert before is not None
         rules = {**rules_of(before.text), "generation": generation + 1}
-        return self.start(settings(**rules), chaos, undoes=generation)
+        return self.start(settings(**rules), chaos, undoes=generation, replaces=tuple(replaces))
 
     def follow(self, candidate: Candidate, chaos: Chaos | None = None, **known: Any) -> list[int]:
         pair, _ = self.pair(candidate, chaos)

@@ -69,7 +69,11 @@ class MemoryLedger(Generic[R]):
         return Head(version, self._marks[version])
 
     def records(self, version: int) -> Sequence[R]:
-        return self._records[: self._counts[version]]
+        return self._records[self._begin(version) : self._counts[version]]
+
+    def _begin(self, version: int) -> int:
+        """The first record that a version still has."""
+        return 0
 
     def commit(self, head: Head, put: Put[R, Any]) -> CommitOutcome:
         if head.version != self.version:

@@ -69,7 +69,7 @@ class MemoryStatePlane:
         self, shard: ShardId, tail: Tail, *, base: Published | None, token: WriterToken
     ) -> tuple[int, StateCommit] | Conflict:
         there = len(self._states.of(shard))
-        before = self._states.of(shard)[base.version].rows.values() if base is not None else ()
+        before = self._states.of(shard)[base.version].rows.values() if base and not tail.afresh else ()
         rows = fold([*before, *self._rows(shard, tail)])
         visible = [change for change in rows.values() if not change.deletes]
         commit = StateCommit(tail.txn, token, digest_of(visible), link=tail.link)

@@ -399,6 +399,7 @@ def promote(actor: Acting, body: OfCandidate) -> dict[str, Any]:
         "txn_from": candidate.since,
         "txn_to": candidate.until or None,
         "from_now": candidate.from_now,
+        "replace": list(candidate.replaces),
         "candidate": candidate.identity,
         "promote": True,
     }
