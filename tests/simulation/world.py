@@ -204,7 +204,10 @@ class World:
                 sweep(self.pipeline(self.scheduler))
 
     def tamperer(self) -> None:
-        """Change one bound record in place, in a way that the source itself does not notice."""
+        """Change one bound record in place, in a way that the source itself does not notice: also between two
+        attempts that read it."""
+        for _ in range(self.rng.randint(0, 150)):
+            self.scheduler.pause()
         for _ in range(20):
             self.scheduler.pause()
             bindings = self.warehouse.bindings
