@@ -59,3 +59,34 @@ def test_arguments_that_do_not_fit_the_function_are_refused_when_the_dag_is_made
             every(0.1)
         with pytest.raises(TypeError, match="first can't be given 'batch' by name"):
             first(0.1)
+
+
+@pytest.mark.parametrize(
+    ("is_new", "needs_snapshot", "wanted"),
+    [
+        (True, False, ["snapshot", "change"]),
+        (False, True, ["snapshot", "change"]),
+        (False, False, ["change"]),
+    ],
+)
+def test_a_snapshot_comes_first_for_a_new_consumer_and_for_one_that_agrees_to_a_replacement(
+    is_new: bool, needs_snapshot: bool, wanted: list[str]
+) -> None:
+    def batch(what: str) -> SimpleNamespace:
+        return SimpleNamespace(what=what, lower=1, txn=2, skipped={})
+
+    reader: Any = SimpleNamespace(
+        frontier=3,
+        is_new=is_new,
+        needs_snapshot=needs_snapshot,
+        snapshot=lambda: batch("snapshot"),
+        listen=lambda: [batch("change")],
+    )
+    taken: list[str] = []
+
+    def copy(batch: Any) -> None:
+        taken.append(batch.what)
+
+    made = ShardConsumerOperator(task_id="copy", python_callable=copy, snapshot=True, **HOW)
+    assert made._deliver(reader)["batches"] == len(wanted)
+    assert taken == wanted

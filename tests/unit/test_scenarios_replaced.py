@@ -246,6 +246,8 @@ def test_g27_a_consumer_stops_until_it_agrees_and_then_has_the_new_state() -> No
     target.listen(batches=1)
     had = dict(target.rows)
     new = swap(world, KEY)
+    with target.reader() as reader:
+        assert not reader.needs_snapshot, "it has not agreed"
     world.commit(rec("p", 8), rec("k", 9))
     for _ in range(2):
         with pytest.raises(ShardReplaced, match="transaction 4 replaced shard 'a'") as told:
@@ -261,7 +263,11 @@ def test_g27_a_consumer_stops_until_it_agrees_and_then_has_the_new_state() -> No
     assert "snapshot()" in str(told.value)
     with pytest.raises(BeforeReplacement):
         target.snapshot(as_of=3)
+    with target.reader() as reader:
+        assert reader.needs_snapshot
     assert target.snapshot() == 5, "the agreement is on record"
+    with target.reader() as reader:
+        assert not reader.needs_snapshot
     assert target.rows == world.state() == wanted(world, new)
     world.commit(rec("q", 1), rec("k", None))
     target.listen()

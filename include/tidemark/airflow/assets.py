@@ -232,8 +232,10 @@ class ShardConsumerOperator(BaseOperator):
     :param shard: the shard (templated)
     :param consumer: the consumer's name, which identifies its frontier (templated)
     :param environment: which of the file's environments, `$TIDEMARK_ENVIRONMENT` by default (templated)
-    :param snapshot: start a new consumer with the shard's current rows, as one batch
-    :param reading: more parameters of `tidemark.Consumer`: `where`, `limits`, `start`, `ttl_seconds`
+    :param snapshot: start a new consumer with the shard's current rows, as one batch; also one that agrees to
+        the replacement of its shard (`batch.is_snapshot`)
+    :param reading: more parameters of `tidemark.Consumer`: `where`, `limits`, `start`, `accept`,
+        `ttl_seconds`
     :param conn_id: a Spark Connect connection, or a Spark connection whose driver can run in this worker
 
     Known limitation: the function runs in the worker, so with a Spark connection the driver does too.
@@ -285,7 +287,7 @@ class ShardConsumerOperator(BaseOperator):
 
     def _deliver(self, reader: Consumer) -> dict[str, int]:
         first, batches = reader.frontier, 0
-        if self.snapshot and reader.is_new:
+        if self.snapshot and (reader.is_new or reader.needs_snapshot):
             batches += self._call(reader.snapshot())
         for batch in reader.listen():
             batches += self._call(batch)

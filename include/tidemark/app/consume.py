@@ -204,6 +204,12 @@ class Consumer:
         found = readable(self._deployment.control, self._shard)
         return found.upper > self.frontier or bool(found.lost)
 
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether a snapshot comes next: the shard was replaced, and this consumer agrees to that, or has had
+        nothing."""
+        return self._opened.needs_snapshot
+
     def snapshot(self, as_of: int | None = None) -> Batch:
         """The shard's rows as of a transaction (now, by default), as one batch; `listen` continues after it.
 

@@ -241,6 +241,15 @@ class ShardReader:
             accepted=self._takes(replaced),
         )
 
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether the shard was replaced at or after the frontier, and the consumer takes the snapshot."""
+        try:
+            self._require_not_replaced()
+        except ShardReplaced as replaced:
+            return replaced.accepted
+        return False
+
     def _takes(self, replaced: Txn) -> bool:
         """Whether the consumer agrees to a replacement. One that has had nothing need not."""
         lease = self._hold.lease
