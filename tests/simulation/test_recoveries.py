@@ -19,7 +19,7 @@ from tests.support.memory.control import MemoryControl
 from tests.support.memory.fold import fold, visible
 from tests.support.memory.ledger import Crash
 from tidemark.core.binding import Owner
-from tidemark.core.errors import Determinate, InvariantViolation
+from tidemark.core.errors import Determinate, InvariantViolation, TidemarkError
 from tidemark.core.history import Forked, LogLost, decide_recovery, plan_recovery
 from tidemark.core.ids import Txn
 from tidemark.core.ledger import UPPER
@@ -126,7 +126,7 @@ def check(seed: int) -> tuple[int, int]:
         check_tables(world)
     except Forked:
         return 0, 0
-    except (AssertionError, InvariantViolation, KeyError) as wrong:
+    except (AssertionError, TidemarkError, KeyError) as wrong:
         raise AssertionError(f"seed {seed}: {wrong!r}") from wrong
     seals = world.warehouse.seals
     lost = [one for one in seals.records(seals.version) if one.decision is Decision.LOST]
