@@ -33,13 +33,11 @@ def test_p4_a_tampered_part_turns_a_cleared_run_red_and_the_replay_dag_repairs_i
     written = project.data_files()
     stack.clear("replayed", run_id, state="failed")
     check_red_message(project, stack.log("replayed", run_id, "validate"))
-    for task in TASKS[::2]:  # Red stays red, whatever is cleared, and nothing is written.
-        stack.clear("replayed", run_id, tasks=[task], state="failed")
-        states = client.states("replayed", run_id)
-        assert [states[name] for name in TASKS] == [*["success"] * 2, "failed", *["upstream_failed"] * 2], (
-            task
-        )
-        assert (project.data_files(), first_txns(project.seals())) == (written, [1])
+    # Red stays red, and nothing is written; `tests/unit/test_steps_as_tasks.py` clears it at other steps.
+    stack.clear("replayed", run_id, tasks=["validate"], state="failed")
+    states = client.states("replayed", run_id)
+    assert [states[name] for name in TASKS] == [*["success"] * 2, "failed", *["upstream_failed"] * 2]
+    assert (project.data_files(), first_txns(project.seals())) == (written, [1])
 
     conf = {"pipeline": "replayed", "txn_from": 1, "txn_to": None, "mode": "verify", "dry_run": False}
     verify = client.trigger("replay", conf=conf)
