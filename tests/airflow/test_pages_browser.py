@@ -182,6 +182,7 @@ def check_abort(browser: Browser, rig: Rig, url: str) -> None:  # noqa: F811
     browser.sees("Candidate", "generation 1, 2 behind")
     browser.open(f"{url}/shown?page=pipeline%3Fdag_id%3Dmine")
     browser.sees("generation 1, 2 behind: other types", "Promote generation 1", "Abort generation 1")
+    picture(browser, "candidate")
     browser.value(f"{button('Abort generation 1')}.click()")
     browser.value(f"{FRAMED}.activeElement.value = 'a mistake'")
     browser.value(f"{FRAMED}.activeElement.dispatchEvent(new Event('input'))")

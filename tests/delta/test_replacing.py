@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.generations import deploy, generations_at, run
+from tests.crash.generations import deploy, deployment_at, generations_at, promote, run, start
 from tests.crash.generations import land as grow
 from tests.support import light
 from tests.support.growing import Typed, land
@@ -30,6 +30,7 @@ from tidemark.core.status import Times
 from tidemark.delta.ledger import DeltaLedger
 from tidemark.pipeline import candidates
 from tidemark.pipeline.context import Attempt
+from tidemark.pipeline.journal import note_announced
 from tidemark.pipeline.leases import Leases
 from tidemark.spark.correction import Comparison
 
@@ -245,3 +246,22 @@ def test_a_start_does_not_wait_for_one_that_has_died(root: Path) -> None:
     Leases(works.control.leases).take(LEASE, HolderToken("dead"), start=Txn(1))
     part(works, "follow")
     assert Generations(works).candidate is not None
+
+
+def test_the_next_checkpoint_announces_a_promotion_which_no_run_owns(tmp_path: Path) -> None:
+    """Whoever has promoted it: a downstream DAG would else not be woken before there is new input."""
+    deploy(tmp_path, 0)
+    grow(tmp_path)
+    run(tmp_path, "run")
+    deploy(tmp_path, 1)
+    start(tmp_path, "start")
+    promote(tmp_path, "promote")
+    works, idle = deployment_at(tmp_path), Attempt(Owner("idle"), new_token())
+    works.control.seals.head()
+    (promotion,) = works.control.seals.read(2, 3)
+    corrected = dict.fromkeys(promotion.shards, 2)
+    assert corrected
+    report, made = tasks.checkpoint(works, idle)
+    assert {name: facts["txn_to"] for name, facts in report["shards"].items()} == corrected
+    note_announced(works.pipeline, idle, made)
+    assert tasks.checkpoint(works, Attempt(Owner("next"), new_token()))[0]["shards"] == {}

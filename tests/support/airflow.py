@@ -73,6 +73,8 @@ for path in sorted(folder.iterdir()):
         globals().update(maintain_dag(path / "pipelines", conn_id=conn, schedule=None, default_args=args))
     if path.name == "replaced":
         globals().update(replace_dag(path / "pipelines", conn_id=conn, default_args=args))
+    if path.name == "living":
+        globals().update(replace_dag(path / "pipelines", conn_id=conn, dag_id="replace_living"))
     if path.name == "red":
         globals().update(health_dag(path / "pipelines", schedule=None))
     if path.name == "decided":  # Both stay paused: what is asked of them is looked at, and not done.
@@ -138,8 +140,8 @@ if "scheduler" in sys.argv:
 CANARY = "canary-7d1f0c2ab94e"
 VIEWER = "viewer"
 OTHER_DAGS = (
-    "replay", "replace", "replay_submitted", "replay_decided", "replace_decided", "maintain", "health",
-    "consumer", "waiter",
+    "replay", "replace", "replay_submitted", "replay_decided", "replace_decided", "replace_living",
+    "maintain", "health", "consumer", "waiter",
 )  # fmt: skip
 
 
@@ -396,9 +398,10 @@ def make_projects(root: Path) -> dict[str, Project]:
     """A pipeline for each story, so that none disturbs another."""
     names = (
         "scheduled", "manual", "cleared", "killed", "overlapping", "backfilled", "replayed",
-        "changed", "consumed", "submitted", "replaced", "secret", "forgotten", "marked", "shown", "orphaned",
+        "changed", "consumed", "submitted", "replaced", "living", "secret", "forgotten", "marked", "shown",
+        "orphaned",
     )  # fmt: skip
-    schedules = {"scheduled": "* * * * *", "backfilled": "@daily"}
+    schedules = {"scheduled": "* * * * *", "backfilled": "@daily", "living": "@continuous"}
     projects = {name: Project.make(root, name, schedule=schedules.get(name)) for name in names}
     topic = {"type": "kafka", "kafka_config_id": "kafka_e2e", "topics": ["orders"]}
     projects["streamed"] = Project.make(root, "streamed", source=topic)

@@ -32,10 +32,10 @@ from tidemark.config import load_pipeline
 from tidemark.core.checksum import SOURCE
 from tidemark.core.errors import TidemarkError
 from tidemark.core.generation import GRACE_SECONDS
-from tidemark.core.ids import QUARANTINE, ShardId, Txn
+from tidemark.core.ids import QUARANTINE, TXN_NONE, ShardId, Txn
 from tidemark.core.ledger import Event
 from tidemark.core.replay import Difference, Finding, Verdict
-from tidemark.core.seal import Seal
+from tidemark.core.seal import CORRECTION, Seal
 from tidemark.pipeline.checkpoint import checkpoint as advance
 from tidemark.pipeline.context import Attempt, note, seal_at, sealed_binding
 from tidemark.pipeline.ingest import Progress, found_by, gather, no_progress
@@ -172,12 +172,17 @@ def seals_of(deployment: Deployment, txns: Sequence[Txn]) -> Sequence[Seal]:
 
 def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Report, Sequence[Announcement]]:
     """Advance the checkpoint, acknowledge the source, and report the run's changes to each shard that were
-    not announced before. Overruled verdicts are recorded first."""
+    not announced before, and those of the last promotion, which no run owns. Overruled verdicts are recorded
+    first."""
     reached = advance(deployment.pipeline)
     found = found_by(deployment.pipeline, attempt)
     staged = {one.txn for one in found if not one.replayed}
     txns = sorted(staged.union(owned_txns(deployment.pipeline, attempt)))
     made = announcements(deployment.pipeline, attempt, seals_of(deployment, txns))
+    promoted = Txn(deployment.control.seals.mark(CORRECTION))
+    if TXN_NONE < promoted <= reached and promoted not in txns:
+        theirs = announcements(deployment.pipeline, attempt, seals_of(deployment, [promoted]))
+        made = tuple(sorted((*made, *(one for one in theirs if not one.unchanged)), key=_txn_of))
     note_overruled(deployment.pipeline, attempt, made)
     news = [one for one in made if not one.unchanged]
     touched = {shard: [one for one in news if one.seal.touches(shard)] for shard in announced(deployment)}
@@ -185,6 +190,10 @@ def checkpoint(deployment: Deployment, attempt: Attempt) -> tuple[Report, Sequen
     unchanged = [one.seal.txn for one in made if one.unchanged][-LISTED_MAX:]
     sentence = sentence_of(deployment.pipeline, attempt)
     return {"checkpoint": reached, "sentence": sentence, "shards": shards, "unchanged": unchanged}, made
+
+
+def _txn_of(one: Announcement) -> Txn:
+    return one.seal.txn
 
 
 def announced(deployment: Deployment) -> tuple[ShardId, ...]:
