@@ -56,6 +56,11 @@ def write_name(files: ChangeFiles, path: Path, data: bytes) -> str:
     return "capture a later fragment" if first == last and number > "0000" else "capture a file"
 
 
+def replace_name(files: ChangeFiles, path: Path, data: bytes, *, mtime_ns: int | None = None) -> str:
+    """What is written over a file: one that a capture before a crash has left, or the note."""
+    return "note the acknowledgement" if mtime_ns is None else "capture a file again"
+
+
 def pipeline_of(root: Path, gateway: list[Any] | None, steps: Steps) -> Pipeline:
     if gateway is None:
         return pipeline_at(root)
@@ -75,7 +80,7 @@ def work(job: Mapping[str, Any]) -> None:
     steps = Steps(root / TRACE, fuse)
     wrap_control(steps)
     wrap(ChangeFiles, "write", write_name, steps)
-    wrap(ChangeFiles, "replace", lambda files, path, data: "note the acknowledgement", steps)
+    wrap(ChangeFiles, "replace", replace_name, steps)
     wrap(LightPlane, "stage", lambda plane, binding, token: f"stage {binding.txn}", steps)
     wrap(slot, "advance", lambda db, name, lsn: "advance the slot", steps)
     run(pipeline_of(root, job["gateway"], steps), Attempt(Owner(new_token()), new_token()))
