@@ -20,7 +20,8 @@ from tidemark.core.binding import Configuration
 from tidemark.core.errors import Determinate, InvalidUsage, InvariantViolation
 from tidemark.core.generation import Superseded
 from tidemark.core.ids import ShardId, Txn
-from tidemark.core.lease import HolderToken
+from tidemark.core.lease import SINCE, HolderToken
+from tidemark.core.ledger import Put
 from tidemark.core.log import BeforeReplacement
 from tidemark.core.publish import Published
 from tidemark.core.reading import ShardReplaced, lease_name
@@ -28,6 +29,7 @@ from tidemark.core.replay import Verdict
 from tidemark.core.seal import Decision
 from tidemark.core.shape import Misfit
 from tidemark.pipeline.consume import Reading, ShardReader
+from tidemark.pipeline.context import settle
 from tidemark.pipeline.leases import Leases, take_hold
 from tidemark.pipeline.promotion import NotReady
 from tidemark.pipeline.publish import publish, rebuild, verify_state
@@ -471,6 +473,20 @@ def test_g29_a_promotion_whose_rows_were_replaced_is_not_comparable() -> None:
     assert [one.verdict for one in found] == [NOT_COMPARABLE, IDENTICAL]
     assert "replaced in shard a by transaction 5" in found[0].why
     assert repair(world.opened(), world.attempt(), Txn(4)).finding.verdict is NOT_COMPARABLE
+
+
+def test_a_promotion_whose_parts_were_deleted_is_not_comparable() -> None:
+    world = three()
+    world.replaced(settings(1, **OLD, times=2))
+    ((part,),) = (parts.parts for shard, parts in world.seals[3].shards.items() if shard == A)
+    (before,) = replay(world.opened(), world.attempt(), txn_from=Txn(4), txn_to=Txn(4))
+    del world.files[part.path]
+    (damaged,) = replay(world.opened(), world.attempt(), txn_from=Txn(4), txn_to=Txn(4))
+    leases = world.opened().control.leases
+    settle(leases, lambda head: Put(marks={SINCE: Txn(5)}, records=(), result=True), what="a truncation")
+    (deleted,) = replay(world.opened(), world.attempt(), txn_from=Txn(4), txn_to=Txn(4))
+    assert [one.verdict for one in (before, damaged, deleted)] == [IDENTICAL, Verdict.DIFFERS, NOT_COMPARABLE]
+    assert deleted.why == "its parts below 5 are deleted, and a promotion has no input"
 
 
 def test_g29_a_replay_that_slept_through_it_raises_no_false_alarm() -> None:

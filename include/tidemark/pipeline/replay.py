@@ -118,7 +118,7 @@ def replay_input(pipeline: Pipeline, binding: Binding, seal: Seal) -> Finding:
 
 def judge_parts(pipeline: Pipeline, seal: Seal, found: Digests) -> Finding:
     """Judge the digests of the sealed parts. Parts that maintenance was free to remove are not compared, nor
-    are those of shards that were replaced since; a promotion has nothing else that proves it."""
+    are those of shards that were replaced since. A promotion has no input, so nothing else proves it."""
     finding, why = judged_there(pipeline, seal, found)
     if not finding.passed:
         # The loaded version may be older than what was read.
@@ -131,6 +131,9 @@ def judge_parts(pipeline: Pipeline, seal: Seal, found: Digests) -> Finding:
     # Read after the parts: maintenance raises this mark before it removes anything. An old version of the
     # leases would show removed parts as damaged; a commit, even an empty one, needs the newest version.
     since = settle(pipeline.control.leases, confirmed_since, what="the look at since")
+    if seal.txn < since and seal.decision is Decision.CORRECTED:
+        why = f"its parts below {since} are deleted, and a promotion has no input"
+        return Finding(seal.txn, Verdict.NOT_COMPARABLE, why=why)
     if seal.txn < since:
         return Finding(seal.txn, Verdict.IDENTICAL, why=f"by its input; its parts below {since} are deleted")
     return replace(finding, why=PARTS_DIFFER)
