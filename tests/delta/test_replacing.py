@@ -265,3 +265,35 @@ def test_the_next_checkpoint_announces_a_promotion_which_no_run_owns(tmp_path: P
     assert {name: facts["txn_to"] for name, facts in report["shards"].items()} == corrected
     note_announced(works.pipeline, idle, made)
     assert tasks.checkpoint(works, Attempt(Owner("next"), new_token()))[0]["shards"] == {}
+
+
+LATE = {"schema": "id BIGINT, value STRING, m BIGINT, n BIGINT", "sequence_by": "m", "lateness": 10}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ({}, {"schema": "id BIGINT"}, "only another key, type or order replaces a shard"),
+        (
+            {"on_schema_change": "add_columns"},
+            {"keys": ["value"]},
+            "a shard that gets the columns of its records is not replaced",
+        ),
+        (LATE, {"sequence_by": "n"}, "its lateness counts the old sequence_by, so it is not replaced"),
+    ],
+    ids=["a dropped column", "columns of records", "a lateness"],
+)
+def test_what_a_promotion_can_not_replace_is_refused_by_name(
+    tmp_path: Path, old: dict[str, Any], new: dict[str, Any], why: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    land(tmp_path)
+    first = {"on_schema_change": "fail", **old}
+    assert Typed(tmp_path, shard=first).run() == [1]
+    works = Typed(tmp_path, generation=1, shard={**first, **new})
+    found = plan(works)
+    assert (list(found.replaced), len(found.refused)) == ([], 1)
+    assert why in found.refused[0]
+    with pytest.raises(InvalidUsage, match=why):
+        Generations(works).start(reason="another", replaces=[str(light.SHARD)])
+    assert works.control.bindings.head().upper == 2
