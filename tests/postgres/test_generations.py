@@ -66,6 +66,9 @@ def test_captured_files_are_kept_for_a_candidate_while_the_table_gets_a_column(
     run("UPDATE items SET price = 30 WHERE id = 1", "INSERT INTO items VALUES (3, 'ink', 3)", **old)
     copy = applied(works.begun(**old), {})
     assert sorted(copy) == [1, 2, 3]
+    keyed = {"shards": [{**shard(), "keys": ["name"]}], "generation": 1}
+    (refused,) = plan(works.begun(**keyed)).refused
+    assert "captured changes have the keys that they were captured with" in refused
     generations = Generations(works.begun(**new))
     pair = generations.pair(generations.start(reason="nothing dear"))
     assert [one.txn for one in pair.follow(attempt(), transactions_max=1)] == [1]
