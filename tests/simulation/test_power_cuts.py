@@ -23,20 +23,17 @@ import pytest
 
 from tests.crash.race import pipeline_at, write_round
 from tests.simulation.disk import Disk, Killed, PowerCut
-from tests.support.light import SHARD, LightPlane
+from tests.support.light import SHARD, SyncingPlane
 from tests.support.tables import rows_of
 from tidemark.app.deployment import new_token
-from tidemark.core.binding import Binding, Owner
+from tidemark.core.binding import Owner
 from tidemark.core.errors import Determinate, Indeterminate, TidemarkError
-from tidemark.core.ids import WriterToken
-from tidemark.core.seal import Staged
 from tidemark.delta import ledger
 from tidemark.delta.checkpoint import make_checkpoint
 from tidemark.delta.store import Store, _sync
 from tidemark.pipeline.context import Attempt
 from tidemark.pipeline.history import losses
 from tidemark.pipeline.run import run
-from tidemark.spark.parts import PartStore
 
 SEEDS = 40
 MUTANT_SEEDS_MAX = 300
@@ -44,18 +41,6 @@ ROUNDS = 3
 CALLS_MAX = 200
 TRIES_MAX = 8
 HOUR_NS = 3_600 * 10**9
-
-
-class SyncingPlane(LightPlane):
-    """The light plane with the product's own syncs of staged parts."""
-
-    def stage(self, binding: Binding, token: WriterToken) -> Staged:
-        staged, store = super().stage(binding, token), PartStore(str(self._home))
-        shards = {
-            shard: replace(added, parts=store.parts(shard, binding.txn, token))
-            for shard, added in staged.shards.items()
-        }
-        return replace(staged, shards=shards)
 
 
 class Clock:

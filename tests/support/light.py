@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,17 @@ def write_part(log: Path, path: str, rows: Sequence[Row], schema: pa.Schema = CO
     txns = [row["_txn"] for row in rows]
     stats = {"numRecords": len(rows), "minValues": {"_txn": min(txns)}, "maxValues": {"_txn": max(txns)}}
     return Part(path, len(rows), file.stat().st_size, json.dumps(stats))
+
+
+class SyncingPlane(LightPlane):
+    """The light plane with the product's own syncs of staged parts."""
+
+    def stage(self, binding: Binding, token: WriterToken) -> Staged:
+        from tidemark.spark.parts import PartStore
+
+        staged, store = super().stage(binding, token), PartStore(str(self._home))
+        shards = {
+            shard: replace(added, parts=store.parts(shard, binding.txn, token))
+            for shard, added in staged.shards.items()
+        }
+        return replace(staged, shards=shards)
