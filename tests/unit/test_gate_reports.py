@@ -13,7 +13,7 @@ from tidemark.core.ids import Txn, WriterToken
 from tidemark.core.replay import Finding, Verdict
 from tidemark.core.seal import Decision, Opinion, Seal
 from tidemark.pipeline.journal import Announcement
-from tidemark.pipeline.replay import PARTS_DIFFER
+from tidemark.pipeline.replay import PARTS_DIFFER, PROMOTION_DIFFERS
 from tidemark.pipeline.validate import Gated, Judged
 
 
@@ -61,6 +61,7 @@ def test_rows_can_be_set_aside_where_an_expectation_is_not_met_and_nowhere_else(
     ("verdict", "why", "way"),
     [
         (Verdict.DIFFERS, PARTS_DIFFER, f"tidemark replay {QUOTED} --from 3 --to 3 --mode repair"),
+        (Verdict.DIFFERS, PROMOTION_DIFFERS, "restore the lost files from a backup and clear this task"),
         (Verdict.DIFFERS, "", "restore the changed input and clear this task"),
         (Verdict.INPUT_GONE, "a.json is gone", "restore the missing input and clear this task"),
         (Verdict.NOT_COMPARABLE, "sealed by another", "replay it with the versions that sealed it"),

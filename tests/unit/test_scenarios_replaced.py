@@ -35,6 +35,7 @@ from tidemark.pipeline.promotion import NotReady
 from tidemark.pipeline.publish import publish, rebuild, verify_state
 from tidemark.pipeline.recover import recover
 from tidemark.pipeline.repair import repair
+from tidemark.pipeline.replay import PROMOTION_DIFFERS
 from tidemark.pipeline.run import finish, replay
 from tidemark.pipeline.schema_change import Fit, fit_of
 from tidemark.pipeline.upsert import bring_up_log
@@ -486,6 +487,8 @@ def test_a_promotion_whose_parts_were_deleted_is_not_comparable() -> None:
     settle(leases, lambda head: Put(marks={SINCE: Txn(5)}, records=(), result=True), what="a truncation")
     (deleted,) = replay(world.opened(), world.attempt(), txn_from=Txn(4), txn_to=Txn(4))
     assert [one.verdict for one in (before, damaged, deleted)] == [IDENTICAL, Verdict.DIFFERS, NOT_COMPARABLE]
+    # No repair is advised, as no input gives these rows again.
+    assert damaged.why == PROMOTION_DIFFERS
     assert deleted.why == "its parts below 5 are deleted, and a promotion has no input"
 
 

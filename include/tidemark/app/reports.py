@@ -40,7 +40,7 @@ from tidemark.pipeline.ingest import found_by
 from tidemark.pipeline.journal import Announcement, announcement_of, refused_since, times_of, written_at
 from tidemark.pipeline.publish import last_published
 from tidemark.pipeline.reclock import owned_txns
-from tidemark.pipeline.replay import PARTS_DIFFER, bound_range
+from tidemark.pipeline.replay import PARTS_DIFFER, PROMOTION_DIFFERS, bound_range
 from tidemark.pipeline.validate import Judged, judged_in
 
 Report = dict[str, Any]
@@ -232,7 +232,9 @@ def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> l
             return ["  nothing: its decision is lost, so there is nothing to compare with"]
         case Verdict.NOT_COMPARABLE:
             return ["  replay it with the versions that sealed it: nothing shows an error"]
-        case _ if PARTS_DIFFER in str(finding):
+        case _ if finding.why == PROMOTION_DIFFERS:
+            return ["  restore the lost files from a backup and clear this task"]
+        case _ if finding.why == PARTS_DIFFER:
             repair = f"  {command} replay {pipeline} --from {one.txn} --to {one.txn} --mode repair{there}"
             return [repair, "  restores the parts; then clear this task"]
         case _:

@@ -323,7 +323,7 @@ def _promote(generations: Generations, *, wait_seconds: float = GRACE_SECONDS, a
         print_json(done)
         return
     rows = {shard: (one.upserts, one.deletes) for shard, one in done.corrections.items() if one.parts}
-    text = ", ".join(f"{shard} {ups:,} changed, {gone:,} gone" for shard, (ups, gone) in rows.items())
+    text = ", ".join(f"{shard} {ups:,} new or changed, {gone:,} gone" for shard, (ups, gone) in rows.items())
     say(f"generation {done.generation} is in charge since transaction {done.txn}: {text or 'no row changed'}")
 
 

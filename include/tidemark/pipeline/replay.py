@@ -35,6 +35,10 @@ from tidemark.pipeline.context import Pipeline, settle
 VERIFY, REPAIR = "verify", "repair"
 MODES: Final = (VERIFY, REPAIR)
 PARTS_DIFFER: Final = "the input is unchanged, but the parts differ from the seal; repair them"
+PROMOTION_DIFFERS: Final = (
+    "the parts differ from the seal, and a promotion has no input to make them again from: restore the files"
+    " from a backup"
+)
 
 
 def bound_range(pipeline: Pipeline, *, txn_from: int, txn_to: int | None) -> range:
@@ -136,7 +140,7 @@ def judge_parts(pipeline: Pipeline, seal: Seal, found: Digests) -> Finding:
         return Finding(seal.txn, Verdict.NOT_COMPARABLE, why=why)
     if seal.txn < since:
         return Finding(seal.txn, Verdict.IDENTICAL, why=f"by its input; its parts below {since} are deleted")
-    return replace(finding, why=PARTS_DIFFER)
+    return replace(finding, why=PROMOTION_DIFFERS if seal.decision is Decision.CORRECTED else PARTS_DIFFER)
 
 
 def judged_there(pipeline: Pipeline, seal: Seal, found: Digests) -> tuple[Finding, str]:
