@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 from uuid import UUID
 
@@ -86,15 +87,17 @@ def copy_rows(
     """Copy the visible rows to one file, named for `version`, and sync it to disk; None if no row is left."""
     wanted = _copied_schema(sources, schema)
     path, rows = file_name(version, nonce), 0
-    options = parquet_options(wanted, beside=set(wanted.names) - set(schema.names))
+    beside = set(wanted.names) - set(schema.names)
     try:
+        groups = _groups(_live(store, sources, hidden, wanted))
+        first = next(groups, None)
+        if first is None:
+            return None
+        options = parquet_options(first, beside=beside)
         with store.writing(path) as file, pq.ParquetWriter(file, wanted, **options) as writer:
-            for group in _groups(_live(store, sources, hidden, wanted)):
+            for group in chain((first,), groups):
                 writer.write_table(group, row_group_size=max(group.num_rows, 1))
                 rows += group.num_rows
-        if not rows:
-            store.remove_quietly(path)
-            return None
         footer = pq.read_metadata(store.opened(path))
         stats = footer_statistics(footer, columns=frozenset(schema.names))
         return NewFile(path, int(store.size(path)), rows, stats)

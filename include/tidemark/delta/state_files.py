@@ -36,6 +36,8 @@ from tidemark.delta.store import Store
 
 GROUP_ROWS: Final = 262_144
 """The rows of a row group. Readers divide a file between their cores by row groups."""
+SAMPLE_ROWS: Final = 65_536
+"""So many rows tell whether a column's values repeat."""
 
 # Statistics.
 COLUMNS_MAX: Final = 32
@@ -309,31 +311,41 @@ def described(store: Store, folder: str) -> list[NewFile]:
     return found
 
 
-def parquet_options(schema: pa.Schema, *, beside: Container[str]) -> dict[str, Any]:
-    """Parquet options for files of a state.
+def parquet_options(rows: pa.Table, *, beside: Container[str]) -> dict[str, Any]:
+    """Parquet options for a file of a state that begins with these rows.
 
-    The extra columns (`beside`) are hashes, which don't repeat, so they get no dictionary. Floating-point
-    columns get neither bounds nor a dictionary: Parquet bounds ignore NaN, and Spark concludes that there is
-    none; in a dictionary Spark does not find 0.0 for -0.0."""
+    The extra columns (`beside`) are hashes, which don't repeat, so they get no dictionary. Neither does a
+    column of mostly different values: it would make the file no smaller, and Spark's scan half as long again.
+    Floating-point columns get neither bounds nor a dictionary: Parquet bounds ignore NaN, and Spark concludes
+    that there is none; in a dictionary Spark does not find 0.0 for -0.0."""
     sink = io.BytesIO()
-    pq.write_table(schema.empty_table(), sink)
+    pq.write_table(rows.slice(0, 0), sink)
     known = pq.read_metadata(io.BytesIO(sink.getvalue())).schema
     columns = [known.column(at) for at in range(len(known))]
     exact = [column.path for column in columns if column.physical_type not in ("FLOAT", "DOUBLE")]
+    varied = {name for name in rows.column_names if name in beside or _is_varied(rows[name])}
     return {
         "compression": "zstd",
         "compression_level": 1,
         "write_page_checksum": True,
-        "use_dictionary": [path for path in exact if path not in beside],
+        "use_dictionary": [path for path in exact if path not in varied],
         "write_statistics": exact,
     }
+
+
+def _is_varied(column: pa.ChunkedArray) -> bool:
+    """Whether most values of a column are different. The fields of nested columns are not looked at."""
+    if pa.types.is_nested(column.type):
+        return False
+    seen = column.slice(0, SAMPLE_ROWS)
+    return 2 * len(seen.unique()) > len(seen)
 
 
 def write_rows(store: Store, rows: pa.Table, *, version: int, nonce: UUID) -> NewFile:
     """Write rows to one file and sync it to disk. The statistics leave out the extra columns."""
     out = io.BytesIO()
     plain = [name for name in BESIDE if name in rows.column_names]
-    pq.write_table(rows, out, row_group_size=GROUP_ROWS, **parquet_options(rows.schema, beside=plain))
+    pq.write_table(rows, out, row_group_size=GROUP_ROWS, **parquet_options(rows, beside=plain))
     path, data = file_name(version, nonce), out.getvalue()
     try:
         store.put_synced(path, data)
