@@ -1,4 +1,4 @@
-"""A state after two hundred publishes, with Spark and delta-rs at work on it in between: every engine reads
+"""A state after many publishes, with Spark and delta-rs at work on it in between: every engine reads
 the same rows, of the newest version and of the published ones, and publishing goes on.
 
 DuckDB is left out: its Delta extension comes from a server of its own, not from a package index. The same
@@ -33,8 +33,6 @@ from tidemark.spark.session import confs_set
 from tidemark.spark.views import read_state
 
 pytestmark = pytest.mark.spark
-PUBLISHES = 200
-WIDENED = 100
 NARROW, WIDE = "k STRING, v STRING", "k STRING, v STRING, n BIGINT"
 Rows = dict[str | None, tuple[Any, ...]]
 
@@ -80,63 +78,71 @@ def by_engines(rig: StateRig, version: int | None = None) -> Mapping[str, list[R
     }
 
 
-def interfere(rig: StateRig, number: int) -> None:
+def interfere(rig: StateRig, percent: float) -> None:
     """Now and then somebody else works on the table, or maintenance does."""
     keeper = DeltaStateKeeper("p", {SHARD: MaintainedState(rig.spec.uri)})
     spark, table = rig.spark, f"delta.`{rig.spec.state}`"
-    match number:
-        case 40 | 140:
+    match percent:
+        case 20 | 70:
             spark.sql(f"OPTIMIZE {table}")
-        case 60:
+        case 30:
             DeltaTable(rig.spec.state).create_checkpoint()
-        case 80:
+        case 40:
             spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(  # type: ignore[union-attr]
                 spark._jsparkSession, rig.spec.state
             ).checkpoint()
-        case 120:
+        case 60:
             spark.sql(f"REORG TABLE {table} APPLY (PURGE)")
-        case 160:
+        case 80:
             keeper.merge(SHARD, tombstones=-1)
             keeper.purge(SHARD)
-        case 180:
+        case 90:
             keeper.vacuum(SHARD, tombstones=-1)
             DeltaTable(rig.spec.state).vacuum(dry_run=False, full=True)
 
 
-def test_two_hundred_publishes_among_others_work_read_the_same_in_spark_too(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("publishes", [50, pytest.param(200, marks=pytest.mark.sweep)])
+def test_publishes_among_others_work_read_the_same_in_spark_too(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, publishes: int
 ) -> None:
+    widened = publishes // 2
     monkeypatch.setattr(head, "CHECKPOINT_BYTES_MIN", 16 * head.ENTRY_BYTES_MIN)
     dice = random.Random(11)
     rig = StateRig(spark, tmp_path, ddl=NARROW, says_keys=False)
-    waiting = transactions(rig, range(1, WIDENED), dice)
+    waiting = transactions(rig, range(1, widened), dice)
     rows: Rows = {}
     published: dict[int, tuple[Published, list[Row]]] = {}
-    for number in range(1, PUBLISHES + 1):
-        if number == WIDENED:
+    for number in range(1, publishes + 1):
+        if number == widened:
             rig = rig.widened(WIDE)
-            waiting = transactions(rig, range(WIDENED, PUBLISHES + 1), dice)
+            waiting = transactions(rig, range(widened, publishes + 1), dice)
             rows = {key: (*row, None) for key, row in rows.items()}
         rig.txn = number
         rig.append_table(waiting[number])
         rows = applied(rows, waiting[number], rig.spec.declared.names)
         published[number] = rig.publish(), ordered(list(rows.values()))
-        interfere(rig, number)
-    last, newest = published[PUBLISHES]
+        interfere(rig, 100 * number / publishes)
+    last, newest = published[publishes]
     assert by_engines(rig) == dict.fromkeys(("Spark", "delta-rs", "Polars"), newest)
     assert step.verify_state(rig.control, rig.plane, SHARD) == last
-    for number in (1, 39, WIDENED - 1, 121, *dice.sample(sorted(published), 2)):
+    for number in (
+        1,
+        publishes // 5 - 1,
+        widened - 1,
+        publishes * 3 // 5 + 1,
+        *dice.sample(sorted(published), 2),
+    ):
         record, expected = published[number]
         found = by_engines(rig, record.version)
         assert found == dict.fromkeys(found, expected), f"as of transaction {number}"
-        lacking = () if number >= WIDENED else (None,)
+        lacking = () if number >= widened else (None,)
         assert rows_of(read_state(spark, rig.spec, record)) == ordered([(*row, *lacking) for row in expected])
     check_after_vacuum(rig, published)
 
 
 def check_after_vacuum(rig: StateRig, published: dict[int, tuple[Published, list[Row]]]) -> None:
     """Past the retention only the newest version is needed, and no vacuum takes anything of it."""
-    last, newest = published[PUBLISHES]
+    last, newest = published[max(published)]
     assert vacuum(StateTable(rig.spec.state).store, now_ms=10**15, kept_ms=0)
     confs = {
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
@@ -147,7 +153,7 @@ def check_after_vacuum(rig: StateRig, published: dict[int, tuple[Published, list
     assert by_engines(rig) == dict.fromkeys(("Spark", "delta-rs", "Polars"), newest)
     assert same_rows_version(rig.spec.state, last.version) >= last.version
     with pytest.raises(HistoryGone):
-        read_state(rig.spark, rig.spec, published[39][0])
+        read_state(rig.spark, rig.spec, published[2][0])
     rig.append((None, "after", 7))
     rig.publish()
     assert (None, "after", 7) in rig.state()
