@@ -87,7 +87,9 @@ def readable_upper(control: Control, shard: ShardId) -> Txn:
 
 
 def _lost(what: str) -> InvariantViolation:
-    return InvariantViolation(what, hint="commits are lost: run `tidemark recover PIPELINE`, or restore the table from a backup")
+    return InvariantViolation(
+        what, hint="commits are lost: run `tidemark recover PIPELINE`, or restore the table from a backup"
+    )
 
 
 def _may_wait(control: Control, shard: ShardId, txn: Txn, done_upper: Txn) -> bool:
