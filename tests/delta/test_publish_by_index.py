@@ -125,13 +125,8 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-@given(steps=STEPS)
-@settings(max_examples=60, deadline=None)
-def test_whatever_happens_the_state_is_the_fold_of_its_log_and_keys_are_unique(
-    tmp_path_factory: pytest.TempPathFactory, ordered: bool, steps: list[tuple[str, Any]]
-) -> None:
-    root = tmp_path_factory.mktemp("log")
+def attack(root: Path, steps: list[tuple[str, Any]], *, ordered: bool) -> None:
+    """Go through the steps; the state must be the fold after each publish, and at the end."""
     log, copy = KeyedLog(root, ordered=ordered), root / "copy"
 
     def publish() -> None:
@@ -167,6 +162,26 @@ def test_whatever_happens_the_state_is_the_fold_of_its_log_and_keys_are_unique(
             shutil.copytree(copy, log.index)
             log.reopen()
     assert log.rows() == sorted(log.expected().items(), key=repr)
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@given(steps=STEPS)
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_the_state_is_the_fold_of_its_log_and_keys_are_unique(
+    tmp_path_factory: pytest.TempPathFactory, ordered: bool, steps: list[tuple[str, Any]]
+) -> None:
+    attack(tmp_path_factory.mktemp("log"), steps, ordered=ordered)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("ordered", [False, True])
+@given(steps=STEPS)
+@settings(max_examples=1500, deadline=None)
+def test_whatever_happens_in_three_thousand_series(
+    tmp_path_factory: pytest.TempPathFactory, ordered: bool, steps: list[tuple[str, Any]]
+) -> None:
+    attack(tmp_path_factory.mktemp("log"), steps, ordered=ordered)
 
 
 def test_a_row_that_is_the_same_again_is_no_change_and_one_with_an_equal_digest_is(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ PIPELINE = "p"
 ARROW = {
     "string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "double": pa.float64(),
     "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"), "date": pa.date32(),
+    "decimal(38,2)": pa.decimal128(38, 2),
     "array<struct<a-b:int>>": pa.list_(pa.struct([("a-b", pa.int32())])),
 }  # fmt: skip
 LOG_FIELDS = [("_txn", pa.int64()), ("_op", pa.string()), ("_partition", pa.string()),
