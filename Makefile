@@ -33,7 +33,8 @@ doctor: ready ## Check versions, Java, jars, Spark and the store
 	@.venv/bin/tidemark doctor
 
 test: ready ## Run the tests, all but the long sweeps: make test TESTS=tests/unit
-	@$(PYTHON) -m pytest -n 2 --durations 15 -m "not sweep and not s3" $(TESTS)
+	@# Three on two cores: the stories in Airflow mostly wait.
+	@$(PYTHON) -m pytest -n 3 --durations 15 -m "not sweep and not s3" $(TESTS)
 
 test-fast: ready ## Run the tests that start no Spark and no server; under a minute
 	@$(PYTHON) -m pytest -n 2 -m "not ($(HEAVY))" $(TESTS)
@@ -45,7 +46,7 @@ test-s3: s3-jars ## Run the tests on object stores; builds versitygw (S3) with G
 	@$(PYTHON) -m pytest -p no:xdist -v -m s3 tests
 
 test-all: ready ## Before a release: `make test`, and what only this runs: tests marked sweep and s3, simulate, crash, read-crash, soak
-	@$(PYTHON) -m pytest -n 2 --durations 15 tests
+	@$(PYTHON) -m pytest -n 3 --durations 15 tests
 	@$(MAKE) simulate crash read-crash soak
 
 check: ready ## Lint, format, types, import contracts, tidiness

@@ -17,8 +17,10 @@ pytest_plugins = ["tests.support.fixtures"]
 use_memory()
 
 # For every JVM that a test starts, in whatever process: the second compiler would never earn its work back,
-# and with one alone Java keeps too little room for code.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
+# with one alone Java keeps too little room for code, and several cores for collecting are taken from others.
+os.environ.setdefault(
+    "JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+)
 
 # A slow machine is not a failing property; the examples' number bounds the time instead.
 settings.register_profile("tidemark", deadline=None)
