@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -225,6 +226,7 @@ def measure(
             for name, frame in {"state": worn, "new": new}.items():
                 found[f"scan {name}"] = min(timed(lambda frame=frame: scan(frame)) for _ in range(3))  # type: ignore[misc]
         spark.sql(f"DROP TABLE {ICEBERG} PURGE")
+        shutil.rmtree(place)  # Tens of gigabytes, which the next kind or size may need.
         yield found
 
 
