@@ -61,7 +61,11 @@ def test_rows_can_be_set_aside_where_an_expectation_is_not_met_and_nowhere_else(
     ("verdict", "why", "way"),
     [
         (Verdict.DIFFERS, PARTS_DIFFER, f"tidemark replay {QUOTED} --from 3 --to 3 --mode repair"),
-        (Verdict.DIFFERS, PROMOTION_DIFFERS, "restore the lost files from a backup and clear this task"),
+        (
+            Verdict.DIFFERS,
+            f"{PROMOTION_DIFFERS}; recorded 1",
+            "restore the lost files from a backup and clear this task",
+        ),
         (Verdict.DIFFERS, "", "restore the changed input and clear this task"),
         (Verdict.INPUT_GONE, "a.json is gone", "restore the missing input and clear this task"),
         (Verdict.NOT_COMPARABLE, "sealed by another", "replay it with the versions that sealed it"),

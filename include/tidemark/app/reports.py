@@ -232,9 +232,10 @@ def ways_out_of_proof(command: str, pipeline: str, one: Judged, there: str) -> l
             return ["  nothing: its decision is lost, so there is nothing to compare with"]
         case Verdict.NOT_COMPARABLE:
             return ["  replay it with the versions that sealed it: nothing shows an error"]
-        case _ if finding.why == PROMOTION_DIFFERS:
+        # A finding that was read back from the journal has its reason within its text.
+        case _ if PROMOTION_DIFFERS in str(finding):
             return ["  restore the lost files from a backup and clear this task"]
-        case _ if finding.why == PARTS_DIFFER:
+        case _ if PARTS_DIFFER in str(finding):
             repair = f"  {command} replay {pipeline} --from {one.txn} --to {one.txn} --mode repair{there}"
             return [repair, "  restores the parts; then clear this task"]
         case _:
